@@ -184,6 +184,25 @@ impl EngineBuilder {
         self
     }
 
+    /// Closes connections that have not been used for this long (default never; at least 1 ms), so that an engine which calls
+    /// thousands of peers in turn does not keep a connection to each. The next call or transfer of either side connects again.
+    /// No operation fails or is lost for that reason: both sides have to agree that nothing is in progress. Endpoints and bulks
+    /// stay valid, and [`PeerEvent::Idle`] reports it.
+    ///
+    /// - It is for the connections that this engine has dialled: set it for all engines of a job. They are closed between one
+    ///   and two times the timeout after they were used last.
+    /// - A connection stays open while one side holds bulks that came over it, and while the peer could not connect again: it
+    ///   holds an [`Endpoint`](crate::Endpoint) of this engine, and this engine does not listen, or not where the peer could
+    ///   dial it (its [`dial_filter`](EngineBuilder::dial_filter) counts). An engine that does not listen and exposes memory
+    ///   keeps all its connections.
+    /// - Peers that call this engine back dial an address at which it listens; that must lead to it, also through firewalls.
+    ///   Behind an address that leads to several engines, the next call may reach another one.
+    /// - A peer that connects again counts against [`max_connections`](EngineBuilder::max_connections) like any other.
+    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
+        self.config.idle_timeout = Some(timeout.clamp(proto::MIN_IDLE, LONGEST));
+        self
+    }
+
     /// How long [`Engine::finalize`] waits for handlers in progress (default 5 s).
     pub fn finalize_timeout(mut self, timeout: Duration) -> Self {
         self.config.finalize_timeout = timeout.min(LONGEST);
@@ -415,6 +434,8 @@ impl EngineBuilder {
                     max_message: config.max_message_size,
                     peer_timeout: config.peer_timeout,
                     connect: config.connect_timeout,
+                    idle_timeout: config.idle_timeout,
+                    filters_dials: self.dial_filter.is_some(),
                     limits,
                     remote_shutdown: config.remote_shutdown,
                     key,

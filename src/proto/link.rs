@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::admission::{Account, LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::exposures::IncomingPush;
+use super::idle::IdleState;
 use super::keys::AuthState;
 use super::one_way::{ReceiveWindow, SendCredit};
 use super::streams::{Chunk, Streams};
@@ -146,6 +147,7 @@ pub(super) struct PeerLink<E: Env> {
     pub due: Instant,
     /// Since when another engine has claimed to be this peer.
     pub probed: Option<Instant>,
+    pub idle: IdleState,
 }
 
 /// A payload that is arriving.
@@ -207,6 +209,7 @@ impl<E: Env> PeerLink<E> {
             heartbeat: None,
             due,
             probed: None,
+            idle: IdleState::default(),
         }
     }
 
@@ -299,6 +302,11 @@ impl<E: Env> PeerLink<E> {
 
     fn is_flushed(&self) -> bool {
         !self.in_flight && self.exported == 0 && !self.wants_to_send()
+    }
+
+    /// Bytes of messages that were sent, or wait to be.
+    pub(super) fn sent_or_queued(&self) -> u64 {
+        self.traffic.sent_bytes + (self.handshake.len() + self.control.len()) as u64
     }
 
     /// Bytes that wait to be sent.
@@ -591,8 +599,13 @@ impl<E: Env> Proto<E> {
             use Message::{Abort, Done, Goodbye, Ping, Pong, Pull, Push};
             matches!(message, Pull(_) | Push(_) | Done { .. } | Abort { .. } | Ping | Pong | Goodbye)
         };
-        if self.links[id].main.is_some() && !for_transfers() {
+        let link = &self.links[id];
+        if link.main.is_some() && !for_transfers() {
             return Err(broken("a message on a lane that is not about transfers".into()));
+        }
+        let had_left = link.idle.left;
+        if had_left {
+            self.rejoin(id);
         }
         match message {
             Message::Request { .. } => {
@@ -624,6 +637,9 @@ impl<E: Env> Proto<E> {
             Message::Shutdown { call } => self.handle_shutdown(id, call),
             Message::Echo { call } => self.handle_echo(id, call),
             Message::Identify { call, provider } => self.handle_identify(id, call, provider),
+            Message::Idle { received, exposes } => self.handle_idle(id, received, exposes)?,
+            Message::IdleAgreed => self.handle_idle_agreed(id, now)?,
+            Message::InUse => self.handle_in_use(id, had_left, now)?,
             Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
         }
         Ok(())

@@ -16,6 +16,7 @@ mod admission;
 mod calls;
 mod exposures;
 mod handshake;
+mod idle;
 mod keys;
 mod lanes;
 mod link;
@@ -49,6 +50,7 @@ pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKe
 pub use admission::LimitCounts;
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
 pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};
+pub(crate) use idle::MIN_IDLE;
 pub(crate) use keys::PreSharedKey;
 pub(crate) use lanes::{MAX_LANES, WORTH_A_LANE};
 pub(crate) use log::Log;
@@ -126,6 +128,10 @@ pub(crate) struct Config {
     pub key: Option<PreSharedKey>,
     /// Whether bodies and payloads have checksums, too.
     pub checksums: bool,
+    /// Connections that this engine has dialled are closed when they are not used for this long.
+    pub idle_timeout: Option<Duration>,
+    /// The user of the protocol may refuse to dial addresses that peers have named.
+    pub filters_dials: bool,
     /// How many lanes this engine dials for a connection.
     pub lanes: usize,
     /// The length of a transfer that has one dialled.
@@ -291,6 +297,8 @@ pub(crate) enum Output<E: Env> {
         peer: Arc<PeerTag>,
         failure: Failure,
     },
+    /// The connection to a peer was idle, and is closed, as both sides agreed.
+    PeerIdle(Arc<PeerTag>),
 }
 
 /// See the module's documentation.
@@ -310,6 +318,8 @@ pub(crate) struct Proto<E: Env> {
     dialling: HashMap<keys::Nonce, LinkId>,
     /// Number of peers at which unreferenced ones are removed.
     sweep_at: usize,
+    /// How often a peer has had no connection any more because that was idle.
+    idle_closed: u64,
     calls: SlotMap<CallId, calls::OutgoingCall<E>>,
     requests: SlotMap<RequestId, calls::InboundRequest<E>>,
     transfers: SlotMap<TransferId, transfers::OutgoingTransfer<E>>,
@@ -376,6 +386,7 @@ impl<E: Env> Proto<E> {
             by_resumption_token: HashMap::new(),
             dialling: HashMap::new(),
             sweep_at: 64,
+            idle_closed: 0,
             calls: SlotMap::with_key(),
             requests: SlotMap::with_key(),
             transfers: SlotMap::with_key(),

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::peers::reconnected;
 use super::wire::Message;
 use super::{CallId, Env, Failure, LinkId, Output, Proto, TransferId};
 
@@ -20,6 +21,8 @@ pub(super) enum TimerKind {
     Heartbeat(LinkId),
     /// Memory is exposed until then.
     Exposure(u128),
+    /// Has the link been used?
+    Idle(LinkId),
 }
 
 /// Deadlines of calls, in order. The entry of a call that has ended is removed when it comes first, or when there are too many
@@ -72,6 +75,7 @@ impl<E: Env> Proto<E> {
                 TimerKind::Handshake(link) => self.handshake_due(link),
                 TimerKind::Heartbeat(link) => self.heartbeat(link, now),
                 TimerKind::Exposure(token) => self.exposure_due(token, now),
+                TimerKind::Idle(link) => self.idle_due(link, now),
             }
         }
     }
@@ -130,9 +134,14 @@ impl<E: Env> Proto<E> {
 
     fn probe_due(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else { return };
-        if link.probed.take().is_some_and(|since| link.last_heard <= since) {
-            self.close(id, Failure::PeerRestarted);
+        if link.probed.take().is_none_or(|since| link.last_heard > since) {
+            return;
         }
+        let failure = match link.peer.and_then(|peer| self.peers.get(peer)).and_then(|peer| peer.other) {
+            Some(_) => reconnected(),
+            None => Failure::PeerRestarted,
+        };
+        self.close(id, failure);
     }
 
     fn heartbeat(&mut self, id: LinkId, now: Instant) {

@@ -21,6 +21,8 @@ mod format;
 pub(crate) mod fuzzing;
 mod handshake;
 mod host;
+mod idle;
+mod idle_orders;
 mod identity_spoofing;
 mod impersonation;
 mod keys;
