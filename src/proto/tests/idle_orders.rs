@@ -37,6 +37,8 @@ enum Event {
 #[derive(Clone, Copy)]
 enum First {
     Arrivals,
+    /// Those of the newest connections.
+    NewArrivals,
     Actions,
     Timers,
 }
@@ -88,6 +90,7 @@ impl Scene {
         let timers: Vec<Event> = (0..2).filter(soon).map(Event::Timer).collect();
         match first {
             First::Arrivals => [arrivals, actions, timers].concat(),
+            First::NewArrivals => [arrivals.into_iter().rev().collect(), actions, timers].concat(),
             First::Actions => [actions, arrivals, timers].concat(),
             First::Timers => [timers, arrivals, actions].concat(),
         }
@@ -220,7 +223,7 @@ const ACTIONS: &[(&str, [&[Action]; 2])] = &[
 fn operations_succeed_once_in_every_order_of_events() {
     let mut runs = 0;
     for (name, actions) in ACTIONS {
-        for first in [First::Arrivals, First::Actions, First::Timers] {
+        for first in [First::Arrivals, First::NewArrivals, First::Actions, First::Timers] {
             for timeouts in [[IDLE, None], [IDLE, IDLE]] {
                 explore(name, &|| Scene::new(timeouts, *actions, false), first, &[], &mut runs);
             }
