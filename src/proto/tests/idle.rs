@@ -39,7 +39,7 @@ fn links(net: &Net) -> [usize; 2] {
 
 /// Lets time pass in which idle connections are closed; true if none is left.
 fn is_closed_when_idle(net: &mut Net) -> bool {
-    net.advance(5 * TIMEOUT);
+    net.advance(4 * TIMEOUT);
     links(net) == [0, 0]
 }
 
@@ -288,6 +288,7 @@ fn connection_stays_open_while_a_lane_is_in_use() {
         net.settings.lanes = true;
         net.expose(1 - from, TOKEN, pattern(1, 3 << 20), true, true);
         net.call(0, 1, call("hello"));
+        net.advance(MOMENT);
         net.pull(from, 1 - from, TOKEN, 0, &Mem::new(vec![0; 3 << 20]));
         net.advance(10 * MOMENT);
         net.settings.piece = 15 << 10;
