@@ -228,7 +228,10 @@ impl<E: Env> Proto<E> {
         }
         since.sort_unstable_by(|a, b| b.cmp(a));
         let oldest = since[limit];
-        self.peers.values_mut().filter(|peer| peer.idle_since.is_some_and(|at| at <= oldest)).for_each(|peer| peer.idle_since = None);
+        self.peers
+            .values_mut()
+            .filter(|peer| peer.idle_since.is_some_and(|at| at <= oldest))
+            .for_each(|peer| peer.idle_since = None);
     }
 }
 

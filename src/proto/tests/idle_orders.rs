@@ -155,7 +155,11 @@ impl Scene {
         if self.net.hosts.iter().all(|host| host.config.idle_timeout.is_some()) {
             for host in &self.net.hosts {
                 let left: Vec<LinkId> = host.proto.links.keys().collect();
-                assert!(left.is_empty() && host.connected.is_empty(), "{left:?} are left, of {} connections", self.net.wires.len());
+                assert!(
+                    left.is_empty() && host.connected.is_empty(),
+                    "{left:?} are left, of {} connections",
+                    self.net.wires.len()
+                );
             }
         }
         self.net.end();
