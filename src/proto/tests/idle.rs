@@ -194,9 +194,13 @@ fn connection_stays_open_while_a_side_holds_bulks() {
         net.advance(MOMENT);
         let arrived = net.hosts[holder].take();
         net.with_host(holder, |host| host.answer(arrived.request, b"").unwrap());
+        let sent = |net: &Net| net.hosts[owner].proto.links.values().map(|link| link.traffic.sent_bytes).sum::<u64>();
+        let before = sent(&net);
         net.advance(5 * TIMEOUT);
         assert_eq!((net.wires.len(), links(&net)), (1, [1, 1]));
         assert!(net.hosts[owner].unleased.is_empty());
+        // The owner knows of them, and proposes nothing. If the other side has dialled, it is told that each time.
+        assert_eq!(sent(&net) > before, owner == 1);
         net.with_host(holder, |host| host.proto.release(arrived.link, arrived.leases));
         drop(arrived);
         assert!(is_closed_when_idle(&mut net));

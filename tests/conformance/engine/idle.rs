@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use calomel::{BulkMode, Endpoint, Engine, EngineBuilder, Error, PeerEvent, Progress, Request};
 
@@ -162,6 +162,8 @@ fn engine_ends_while_connections_are_idle(net: &Net) {
     }
 }
 
+const ROUNDS: u64 = 150;
+
 /// The numbers of the calls that were handled, and how often.
 type Handled = Arc<Mutex<HashMap<u64, usize>>>;
 
@@ -194,20 +196,22 @@ fn calls_around_the_timeout_succeed_once(net: &Net) {
     }
     let memory = pattern(1, 5000);
     let exposed = [0, 1].map(|number: usize| engines[number].expose_read_only(memory.clone()).unwrap());
-    let until = Instant::now() + Duration::from_secs(1);
-    // The endpoints that are looked up before the engines have met, and those of the callers.
-    let made: Vec<usize> = thread::scope(|scope| {
+    let start = Barrier::new(6);
+    let made: Vec<u64> = thread::scope(|scope| {
         let callers: Vec<_> = (0..6u64)
             .map(|thread| {
                 let number = thread as usize % 2;
                 let (from, to, bulk, memory) = (&engines[number], &engines[1 - number], exposed[1 - number].bulk(), &memory);
+                let start = &start;
                 scope.spawn(move || {
-                    let mut random = Random(thread);
+                    let (mut pauses, mut random) = (Random(7), Random(thread));
                     let peer = from.lookup(to.address()).unwrap();
                     let (call, tell) = (from.procedure::<u64, u64>("call"), from.procedure::<u64, ()>("tell"));
-                    let mut n = 1000 * 1000 * thread;
-                    let first = n;
-                    while Instant::now() < until {
+                    let first = 1000 * 1000 * thread;
+                    for n in first..first + ROUNDS {
+                        // All begin at about the same time, which is about when the connection is closed.
+                        start.wait();
+                        thread::sleep(Duration::from_micros((pauses.below(9000) + random.below(500)) as u64));
                         match thread / 2 {
                             0 => assert_eq!(call.on(&peer).timeout(BOUND).call(&n).unwrap(), n + 1),
                             1 => tell.on(&peer).timeout(BOUND).notify(&n).unwrap(),
@@ -217,22 +221,20 @@ fn calls_around_the_timeout_succeed_once(net: &Net) {
                                 assert!(copy == *memory);
                             }
                         }
-                        n += u64::from(thread / 2 < 2);
-                        thread::sleep(Duration::from_micros(random.below(12_000) as u64));
                     }
-                    (n - first) as usize
+                    if thread / 2 < 2 { ROUNDS } else { 0 }
                 })
             })
             .collect();
         callers.into_iter().map(|caller| caller.join().unwrap()).collect()
     });
     for number in [0, 1] {
-        let count: usize = made.iter().skip(1 - number).step_by(2).sum();
-        eventually("all were handled", || handled[number].lock().unwrap().len() == count);
+        let count: u64 = made.iter().skip(1 - number).step_by(2).sum();
+        eventually("all were handled", || handled[number].lock().unwrap().len() as u64 == count);
         assert!(handled[number].lock().unwrap().values().all(|times| *times == 1));
     }
     wait_until_closed(&[&engines[0], &engines[1]]);
-    assert!(closed.load(Ordering::Relaxed) > 3, "the connections were closed {closed:?} times");
+    assert!(closed.load(Ordering::Relaxed) > 10, "the connections were closed {closed:?} times");
 }
 
 suite!(
