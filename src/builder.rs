@@ -268,8 +268,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Reports each connection that is made to a peer or lost, in order: `hook` is called where messages are received, so it must
-    /// be quick, and must not call, transfer or wait. To start something that takes long, send the event to a thread of yours.
+    /// Reports each connection that is made to a peer, lost, or closed because it was idle, in order. `hook` is called where
+    /// messages are received, so it must be quick, and must not call, transfer or wait. To start something that takes long, send the event to a thread of yours.
     ///
     /// ```
     /// use std::sync::mpsc;

@@ -37,6 +37,8 @@ pub(super) struct IdleState {
     used: u64,
     /// This side has proposed to close the link, and has no answer yet: how much it had sent, with the proposal.
     offered: Option<u64>,
+    /// When this side has proposed it last.
+    proposed: Option<Instant>,
     /// This side has agreed to close it: its operations take another link.
     pub left: bool,
 }
@@ -91,6 +93,7 @@ impl<E: Env> Proto<E> {
         let received = link.traffic.received_bytes;
         link.queue_frame(&Message::Idle { received, exposes: self.exposures.len() > 0 }, &[]);
         link.idle.offered = Some(link.sent_or_queued());
+        link.idle.proposed = Some(now);
         self.mark_ready(id);
     }
 
@@ -209,6 +212,23 @@ impl<E: Env> Proto<E> {
         }
         self.watch_idle(id, now);
         Ok(())
+    }
+
+    /// Whether a link may still be good, though its peer has dialled another one: this side has dialled it, and when the peer
+    /// dialled, it had not heard of that yet, or had left the link as idle. Otherwise the peer has lost it.
+    pub(super) fn may_not_be_lost(&self, link: &PeerLink<E>, now: Instant) -> bool {
+        // A peer that dials is done or has given up after a while; its limit is not known.
+        let while_dialling = 2 * self.config.connect;
+        let since = link.idle.proposed.map_or(link.due, |proposed| proposed.max(link.due));
+        link.dialled && (!link.is_open() || link.idle.offered.is_some() || now <= since + while_dialling)
+    }
+
+    /// Sends something on an open link, unless the peer has a proposal to close it to answer: if it has lost the link, this side
+    /// soon learns that.
+    pub(super) fn ping_unless_offered(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id).filter(|link| link.is_open() && link.idle.offered.is_none()) else { return };
+        link.queue_frame(&Message::Ping, &[]);
+        self.mark_ready(id);
     }
 
     /// The last link to a peer was closed as idle. The peer is remembered, so that the two know each other when they meet again.

@@ -51,11 +51,6 @@ impl Peer {
     }
 }
 
-/// The peer has dialled anew: it has lost its earlier link.
-pub(super) fn reconnected() -> Failure {
-    Failure::Disconnected { reason: "it has reconnected".into() }
-}
-
 /// Largest number of addresses that a peer may claim.
 const MAX_ADDRESSES: usize = 16;
 
@@ -265,26 +260,26 @@ impl<E: Env> Proto<E> {
 
     /// A link to a peer is open. `others`: its earlier links.
     fn attach(&mut self, id: LinkId, peer: PeerId, others: Vec<LinkId>, is_other_engine: bool, now: Instant) {
-        // One that this side has dialled: the peer may have dialled before it has heard of that, or have left it as idle. What
-        // this side sends keeps its order if it goes on with that link.
-        let is_ours = |other: &LinkId| self.links.get(*other).is_some_and(|link| link.dialled);
         let accepted = !self.links[id].dialled;
-        let (kept, lost): (Vec<LinkId>, Vec<LinkId>) =
-            others.into_iter().partition(|other| !is_other_engine && is_ours(other) == accepted);
+        // What this side sends keeps its order if it goes on with the link that it has dialled.
+        let stays = |other: &LinkId| match self.links.get(*other) {
+            Some(other) if accepted => self.may_not_be_lost(other, now),
+            Some(other) => !other.dialled,
+            None => false,
+        };
+        let (kept, lost): (Vec<LinkId>, Vec<LinkId>) = others.into_iter().partition(|other| !is_other_engine && stays(other));
         let kept = kept.first().copied();
         let entry = &mut self.peers[peer];
         (entry.link, entry.other) = match kept {
             Some(kept) if accepted => (Some(kept), Some(id)),
             kept => (Some(id), kept),
         };
-        if let Some(kept) = kept.filter(|_| accepted)
-            && self.links[kept].is_open()
-        {
-            // Or it has lost that link.
-            self.probe_liveness(kept, now);
+        if let Some(kept) = kept.filter(|_| accepted) {
+            // Or it has lost that link, and its system answers so.
+            self.ping_unless_offered(kept);
         }
         for other in lost {
-            self.close(other, reconnected());
+            self.close(other, Failure::Disconnected { reason: "it has reconnected".into() });
         }
     }
 

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::peers::reconnected;
 use super::wire::Message;
 use super::{CallId, Env, Failure, LinkId, Output, Proto, TransferId};
 
@@ -134,14 +133,9 @@ impl<E: Env> Proto<E> {
 
     fn probe_due(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else { return };
-        if link.probed.take().is_none_or(|since| link.last_heard > since) {
-            return;
+        if link.probed.take().is_some_and(|since| link.last_heard <= since) {
+            self.close(id, Failure::PeerRestarted);
         }
-        let failure = match link.peer.and_then(|peer| self.peers.get(peer)).and_then(|peer| peer.other) {
-            Some(_) => reconnected(),
-            None => Failure::PeerRestarted,
-        };
-        self.close(id, failure);
     }
 
     fn heartbeat(&mut self, id: LinkId, now: Instant) {

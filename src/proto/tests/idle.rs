@@ -8,7 +8,7 @@ use super::host::{TestOutcome, assert_failed, served};
 use super::net::{Net, TestCall, call, config};
 use super::raw::{Raw, encode_hello, frame, hello};
 use super::wire::{self, Hello, Message};
-use super::{AccessPolicy, Config, Failure, Mode, PreSharedKey, Remote};
+use super::{AccessPolicy, Config, Failure, Mode, PreSharedKey, Remote, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -331,6 +331,93 @@ fn both_sides_may_connect_again_at_once() {
     }
 }
 
+/// With a connection of each side, a handler uses the memory of the call that came over the other one.
+#[test]
+fn memory_for_one_call_is_accessible_over_both_connections() {
+    let mut net = Net::with(vec![(idle(), true); 2]);
+    net.call(0, 1, call("hello"));
+    net.advance(MOMENT);
+    net.drop_requests(1);
+    assert!(is_closed_when_idle(&mut net));
+    for host in [0, 1] {
+        net.call(host, 1 - host, call("at once"));
+    }
+    net.advance(MOMENT);
+    (0..2).for_each(|host| net.drop_requests(host));
+    assert_eq!(links(&net), [2, 2]);
+    for (owner, reader) in [(0, 1), (1, 0)] {
+        let policy = AccessPolicy { for_one_call: true, ..AccessPolicy::default() };
+        net.expose_with_policy(owner, TOKEN, vec![7; 10], Mode { read: true, write: false }, policy);
+        let lease = TestLease { token: TOKEN, number: owner as u32 };
+        net.call(owner, reader, TestCall { leases: vec![lease], ..call(vec![0; 20]) });
+        net.advance(MOMENT);
+        let arrived = net.hosts[reader].take();
+        let remote = Remote { peer: arrived.peer.id, owner: net.hosts[owner].incarnation, token: TOKEN, offset: 0, keys: None };
+        assert_ne!(net.hosts[reader].proto.peers[arrived.peer.id].link, Some(arrived.link));
+        let op = net.transfer_to(reader, true, remote.clone(), &Mem::new(vec![0; 10]), TIMEOUT);
+        net.advance(MOMENT);
+        assert!(matches!(net.hosts[reader].outcome(op), Some(TestOutcome::Transferred(10))));
+        // The call is over.
+        net.with_host(reader, |host| host.answer(arrived.request, b"").unwrap());
+        net.advance(MOMENT);
+        let op = net.transfer_to(reader, true, remote, &Mem::new(vec![0; 10]), TIMEOUT);
+        net.advance(MOMENT);
+        assert_failed!(net.hosts[reader], op, Failure::Refused(Status::AccessDenied(_)));
+        net.with_host(reader, |host| host.proto.release(arrived.link, arrived.leases));
+        net.revoke(owner, TOKEN);
+    }
+    assert!(is_closed_when_idle(&mut net));
+    net.end();
+}
+
+/// A peer that dials an engine which has dialled it has lost that connection, unless it can't have heard of it, or has left it.
+#[test]
+fn peer_that_has_lost_a_connection_is_reached_over_the_new_one() {
+    for (closes, pause, is_lost) in [(false, MOMENT, false), (false, TIMEOUT, true), (true, TIMEOUT * 3 / 2, true)] {
+        let mut net = Net::with(vec![(if closes { idle() } else { config() }, true), (config(), true)]);
+        net.call(0, 1, call("hello"));
+        net.advance(MOMENT);
+        net.drop_requests(1);
+        net.advance(pause);
+        // The first side does not notice it.
+        net.wires[0].frozen = true;
+        net.cut_at(0, 1);
+        let stuck = net.call(0, 1, call("stuck"));
+        net.advance(MOMENT);
+        net.call(1, 0, call("again"));
+        net.advance(MOMENT);
+        assert_eq!(net.hosts[0].is_done(stuck), is_lost, "after {pause:?}");
+        net.drop_requests(0);
+        let op = net.call(0, 1, call("new"));
+        net.advance(MOMENT);
+        assert_eq!(net.hosts[1].inbox.len(), usize::from(is_lost));
+        net.drop_requests(1);
+        net.advance(2 * config().peer_timeout);
+        for op in [stuck, op] {
+            assert!(net.hosts[0].is_done(op));
+        }
+        assert_failed!(net.hosts[0], stuck, Failure::Disconnected { .. });
+        net.end();
+    }
+}
+
+/// An engine that calls itself.
+#[test]
+fn idle_connection_of_an_engine_to_itself_is_closed() {
+    let mut net = Net::with(vec![(idle(), true)]);
+    net.echo_everywhere();
+    for _ in 0..3 {
+        let op = net.call(0, 0, call("me"));
+        net.advance(MOMENT);
+        assert_eq!(net.hosts[0].body(op), served(b"me"));
+        assert_eq!(net.hosts[0].proto.links.len(), 2);
+        net.advance(4 * TIMEOUT);
+        assert_eq!(net.hosts[0].proto.links.len(), 0);
+    }
+    assert_eq!((net.wires.len(), net.hosts[0].idle), (3, 6));
+    net.end();
+}
+
 /// Engines that dialled each other before they had met have two connections, and are two peers of each other.
 #[test]
 fn two_connections_are_closed() {
@@ -564,6 +651,20 @@ fn connection_stays_open_if_it_is_needed_when_the_answer_comes() {
         assert!(is_closed_when_idle(&mut net));
         net.end();
     }
+}
+
+/// What the peer has sent on this connection must not be overtaken by what it sends on the next one.
+#[test]
+fn peer_declines_while_something_it_has_sent_is_on_its_way() {
+    let mut net = scene();
+    assert!(net.until(3 * TIMEOUT, |net| !net.wires[0].ends[0].outgoing.is_empty()), "no proposal");
+    // Nothing is in progress at the side that makes a one-way call.
+    let op = net.call(1, 0, one_way(b"first"));
+    assert!(net.hosts[1].is_done(op));
+    net.advance(TIMEOUT / 2);
+    assert_eq!((links(&net), net.hosts[0].idle, net.hosts[0].notices.len()), ([1, 1], 0, 1));
+    assert!(is_closed_when_idle(&mut net));
+    net.end();
 }
 
 /// A host that closes idle connections has dialled the adversary, or an adversary a host.
