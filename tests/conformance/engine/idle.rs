@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use calomel::{BulkMode, Endpoint, Engine, EngineBuilder, Error, PeerEvent, Progress, Request};
+use calomel::{Bulk, BulkMode, Endpoint, Engine, EngineBuilder, Error, Grant, PeerEvent, Progress, Request};
 
 use crate::event_loop::{EventLoop, TRIGGERS};
 use crate::support::{BOUND, Net, Pair, Random, eventually, pattern, stays};
@@ -70,11 +70,14 @@ fn idle_connection_is_closed_and_made_again(net: &Net) {
         wait_until_closed(&[&pair.client, &pair.server]);
         bulk.on(&pair.to_server).push_from(&copy).unwrap();
         wait_until_closed(&[&pair.client, &pair.server]);
+        // By an address that the bulk names.
+        bulk.origin(&pair.client).unwrap().pull_into(&mut copy).unwrap();
+        wait_until_closed(&[&pair.client, &pair.server]);
         pair.client.procedure::<(), ()>("tell").on(&pair.to_server).notify(&()).unwrap();
         eventually("the one-way call is handled", || told.load(Ordering::SeqCst) == round);
         wait_until_closed(&[&pair.client, &pair.server]);
     }
-    let count = 4 * 3;
+    let count = 5 * 3;
     eventually("each is reported", || events.lock().unwrap().len() == 2 * count);
     assert!(events.lock().unwrap().chunks(2).all(|both| both == ["connected", "idle"]));
     for engine in [&pair.client, &pair.server] {
@@ -102,6 +105,28 @@ fn server_calls_back_a_client_that_listens(net: &Net) {
     }
 }
 
+/// Memory that one peer may read is read by it after an idle connection, whichever side connects again.
+fn memory_for_one_peer_is_read_after_an_idle_connection(net: &Net) {
+    let pair = both(net);
+    let exposed = Arc::new(Mutex::new(None));
+    let kept = exposed.clone();
+    pair.server
+        .define("expose", move |request: &Request, ()| {
+            let grant = Grant::new().only(request.endpoint());
+            let exposed = request.engine().expose_with(pattern(2, 10_000), BulkMode::ReadOnly, &grant).unwrap();
+            *kept.lock().unwrap() = Some(exposed);
+        })
+        .unwrap();
+    pair.client.procedure::<(), ()>("expose").on(&pair.to_server).call(&()).unwrap();
+    let bulk = crate::support::travelled(&exposed.lock().unwrap().as_ref().unwrap().bulk());
+    for _ in 0..3 {
+        wait_until_closed(&[&pair.client, &pair.server]);
+        let mut copy = vec![0; 10_000];
+        bulk.on(&pair.to_server).pull_into(&mut copy).unwrap();
+        assert!(copy == pattern(2, 10_000));
+    }
+}
+
 fn client_that_does_not_listen_stays_within_reach(net: &Net) {
     let pair = net.pair_with(idle);
     let client = net.client_with(idle);
@@ -111,7 +136,7 @@ fn client_that_does_not_listen_stays_within_reach(net: &Net) {
         .define("hello", move |request: &Request, ()| drop(keep.lock().unwrap().replace(request.endpoint().clone())))
         .unwrap();
     define_echo(&client);
-    client.procedure::<(), ()>("hello").on(&client.lookup(pair.server.address()).unwrap()).call(&()).unwrap();
+    client.procedure::<(), ()>("hello").on(client.lookup(pair.server.address()).unwrap()).call(&()).unwrap();
     let back = kept.lock().unwrap().take().unwrap();
     stays("the connection is open", 10 * TIMEOUT, || client.peers().len() == 1 && pair.server.peers().len() == 1);
     assert_echoes(&pair.server, &back);
@@ -193,6 +218,12 @@ fn calls_around_the_timeout_succeed_once(net: &Net) {
             })
             .unwrap();
         engine.define("tell", move |_: &Request, n: u64| note(&told, n)).unwrap();
+        let read = |request: &Request, bulk: Bulk| {
+            let mut copy = vec![0; bulk.len()];
+            bulk.on(request.endpoint()).pull_into(&mut copy).unwrap();
+            copy.len()
+        };
+        engine.define("read", read).unwrap();
     }
     let memory = pattern(1, 5000);
     let exposed = [0, 1].map(|number: usize| engines[number].expose_read_only(memory.clone()).unwrap());
@@ -207,6 +238,7 @@ fn calls_around_the_timeout_succeed_once(net: &Net) {
                     let (mut pauses, mut random) = (Random(7), Random(thread));
                     let peer = from.lookup(to.address()).unwrap();
                     let (call, tell) = (from.procedure::<u64, u64>("call"), from.procedure::<u64, ()>("tell"));
+                    let read = from.procedure::<Bulk, usize>("read");
                     let first = 1000 * 1000 * thread;
                     for n in first..first + ROUNDS {
                         // All begin at about the same time, which is about when the connection is closed.
@@ -215,10 +247,15 @@ fn calls_around_the_timeout_succeed_once(net: &Net) {
                         match thread / 2 {
                             0 => assert_eq!(call.on(&peer).timeout(BOUND).call(&n).unwrap(), n + 1),
                             1 => tell.on(&peer).timeout(BOUND).notify(&n).unwrap(),
-                            _ => {
+                            _ if random.below(2) == 0 => {
                                 let mut copy = vec![0; 5000];
                                 bulk.on(&peer).pull_into(&mut copy).unwrap();
                                 assert!(copy == *memory);
+                            }
+                            _ => {
+                                let grant = Grant::new().for_one_call();
+                                let exposed = from.expose_with(vec![1u8; 6000], BulkMode::ReadOnly, &grant).unwrap();
+                                assert_eq!(read.on(&peer).timeout(BOUND).call(&exposed.bulk()).unwrap(), 6000);
                             }
                         }
                     }
@@ -240,6 +277,7 @@ fn calls_around_the_timeout_succeed_once(net: &Net) {
 suite!(
     idle_connection_is_closed_and_made_again,
     server_calls_back_a_client_that_listens,
+    memory_for_one_peer_is_read_after_an_idle_connection,
     client_that_does_not_listen_stays_within_reach,
     connection_with_work_in_progress_stays_open,
     event_loop_closes_idle_connections,
