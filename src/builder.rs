@@ -186,8 +186,8 @@ impl EngineBuilder {
 
     /// Closes connections that have not been used for this long (default never; at least 1 ms), so that an engine which calls
     /// thousands of peers in turn does not keep a connection to each. The next call or transfer of either side connects again.
-    /// No operation fails or is lost for that reason: both sides have to agree that nothing is in progress. Endpoints and bulks
-    /// stay valid, and [`PeerEvent::Idle`] reports it.
+    /// Nothing is lost: both sides have to agree that nothing is in progress. Endpoints and bulks stay valid, and
+    /// [`PeerEvent::Idle`] reports it.
     ///
     /// - It is for the connections that this engine has dialled: set it for all engines of a job. They are closed between one
     ///   and two times the timeout after they were used last.
@@ -197,7 +197,9 @@ impl EngineBuilder {
     ///   keeps all its connections.
     /// - Peers that call this engine back dial an address at which it listens; that must lead to it, also through firewalls.
     ///   Behind an address that leads to several engines, the next call may reach another one.
-    /// - A peer that connects again counts against [`max_connections`](EngineBuilder::max_connections) like any other.
+    /// - Connecting again may fail as the first time, with [`Error::Unreachable`](crate::Error::Unreachable): where the peer has
+    ///   reached its [`max_connections`](EngineBuilder::max_connections), or does not answer within the
+    ///   [`connect_timeout`](EngineBuilder::connect_timeout).
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
         self.config.idle_timeout = Some(timeout.clamp(proto::MIN_IDLE, LONGEST));
         self

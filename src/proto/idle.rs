@@ -220,7 +220,7 @@ impl<E: Env> Proto<E> {
         // A peer that dials is done or has given up after a while; its limit is not known.
         let while_dialling = 2 * self.config.connect;
         let since = link.idle.proposed.map_or(link.due, |proposed| proposed.max(link.due));
-        link.dialled && (!link.is_open() || link.idle.offered.is_some() || now <= since + while_dialling)
+        link.dialled && (!link.is_open() || now <= since + while_dialling)
     }
 
     /// Sends something on an open link, unless the peer has a proposal to close it to answer: if it has lost the link, this side
