@@ -21,27 +21,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::link::PeerLink;
+use super::link::{IdleState, PeerLink};
 use super::peers::Peer;
 use super::timers::TimerKind;
 use super::wire::Message;
 use super::{EngineStage, Env, Failure, LinkId, PeerId, Proto, broken};
 use crate::{Address, Transport};
-
-/// What a link knows of being idle.
-#[derive(Default)]
-pub(super) struct IdleState {
-    /// When it is looked at next.
-    due: Option<Instant>,
-    /// How much it had been used when it was looked at last; at the side that was dialled, how many transfers this side had made.
-    used: u64,
-    /// This side has proposed to close the link, and has no answer yet: how much it had sent, with the proposal.
-    offered: Option<u64>,
-    /// When this side has proposed it last.
-    proposed: Option<Instant>,
-    /// This side has agreed to close it: its operations take another link.
-    pub left: bool,
-}
 
 impl<E: Env> PeerLink<E> {
     /// Whether an operation or a bulk of either side depends on the link.
@@ -220,7 +205,7 @@ impl<E: Env> Proto<E> {
         // A peer that dials is done or has given up after a while; its limit is not known.
         let while_dialling = 2 * self.config.connect;
         let since = link.idle.proposed.map_or(link.due, |proposed| proposed.max(link.due));
-        link.dialled && (!link.is_open() || now <= since + while_dialling)
+        link.dialled && now <= since + while_dialling
     }
 
     /// Sends something on an open link, unless the peer has a proposal to close it to answer: if it has lost the link, this side

@@ -8,7 +8,6 @@ use smallvec::SmallVec;
 
 use super::admission::{Account, LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::exposures::IncomingPush;
-use super::idle::IdleState;
 use super::keys::AuthState;
 use super::one_way::{ReceiveWindow, SendCredit};
 use super::streams::{Chunk, Streams};
@@ -65,6 +64,21 @@ pub(super) struct Lanes {
     pub links: SmallVec<[LinkId; 1]>,
     /// One could not be opened.
     pub refused: bool,
+}
+
+/// What a link knows of being idle: see `idle.rs`.
+#[derive(Default)]
+pub(super) struct IdleState {
+    /// When it is looked at next.
+    pub due: Option<Instant>,
+    /// How much it had been used when it was looked at last; at the side that was dialled, how many transfers that side had made.
+    pub used: u64,
+    /// This side has proposed to close the link, and has no answer yet: how much it had sent, with the proposal.
+    pub offered: Option<u64>,
+    /// When this side has proposed it last.
+    pub proposed: Option<Instant>,
+    /// This side has agreed to close it: its operations take another link.
+    pub left: bool,
 }
 
 pub(super) struct PeerLink<E: Env> {
