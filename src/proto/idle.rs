@@ -111,6 +111,7 @@ impl<E: Env> Proto<E> {
     }
 
     /// The side that dialled the link proposes to close it. It has received so many bytes on it.
+    #[cold]
     pub(super) fn handle_idle(&mut self, id: LinkId, received: u64, exposes: bool) -> Result<(), Failure> {
         if self.links[id].dialled {
             return Err(broken("it proposes to close a connection that it has not dialled".into()));
@@ -156,18 +157,20 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// The peer uses a link that this side has left.
+    /// The peer uses a link that this side has left. True if the message says no more than that.
     #[cold]
-    pub(super) fn rejoin(&mut self, id: LinkId) {
+    pub(super) fn rejoin(&mut self, id: LinkId, message: &Message<'_>) -> bool {
         self.links[id].idle.left = false;
         if let Some(entry) = self.links[id].peer.and_then(|peer| self.peers.get_mut(peer))
             && entry.link.is_none()
         {
             entry.link = entry.other.take();
         }
+        *message == Message::InUse
     }
 
     /// The peer has left the link.
+    #[cold]
     pub(super) fn handle_idle_agreed(&mut self, id: LinkId, now: Instant) -> Result<(), Failure> {
         let link = &mut self.links[id];
         let Some(offered) = link.idle.offered.take() else {
@@ -190,9 +193,10 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
-    /// The peer declines a proposal, or no longer makes its own. `had_left`: this side had left the link.
-    pub(super) fn handle_in_use(&mut self, id: LinkId, had_left: bool, now: Instant) -> Result<(), Failure> {
-        if self.links[id].idle.offered.take().is_none() && !had_left {
+    /// The peer declines a proposal.
+    #[cold]
+    pub(super) fn handle_in_use(&mut self, id: LinkId, now: Instant) -> Result<(), Failure> {
+        if self.links[id].idle.offered.take().is_none() {
             return Err(broken("it declines to close a connection, which was not proposed".into()));
         }
         self.watch_idle(id, now);

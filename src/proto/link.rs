@@ -617,9 +617,8 @@ impl<E: Env> Proto<E> {
         if link.main.is_some() && !for_transfers() {
             return Err(broken("a message on a lane that is not about transfers".into()));
         }
-        let had_left = link.idle.left;
-        if had_left {
-            self.rejoin(id);
+        if link.idle.left && self.rejoin(id, &message) {
+            return Ok(());
         }
         match message {
             Message::Request { .. } => {
@@ -653,7 +652,7 @@ impl<E: Env> Proto<E> {
             Message::Identify { call, provider } => self.handle_identify(id, call, provider),
             Message::Idle { received, exposes } => self.handle_idle(id, received, exposes)?,
             Message::IdleAgreed => self.handle_idle_agreed(id, now)?,
-            Message::InUse => self.handle_in_use(id, had_left, now)?,
+            Message::InUse => self.handle_in_use(id, now)?,
             Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
         }
         Ok(())

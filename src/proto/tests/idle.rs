@@ -445,6 +445,7 @@ fn peers_know_each_other_after_an_idle_connection() {
     let policy = AccessPolicy { only: Some(peer), ..AccessPolicy::default() };
     net.expose_with_policy(0, TOKEN, vec![7; 10], Mode { read: true, write: false }, policy);
     for round in 0..3 {
+        assert!(is_closed_when_idle(&mut net), "round {round}: {:?}", links(&net));
         for host in [0, 1] {
             net.hosts[host].tags.clear();
             for n in 0..200u64 {
@@ -452,7 +453,6 @@ fn peers_know_each_other_after_an_idle_connection() {
                 net.disconnect(raw);
             }
         }
-        assert!(is_closed_when_idle(&mut net), "round {round}: {:?}", links(&net));
         let near = Mem::new(vec![0; 10]);
         let op = match round {
             0 => net.pull(1, 0, TOKEN, 0, &near),
@@ -577,6 +577,16 @@ fn engines_may_end_while_an_idle_connection_is_being_closed() {
             }
         }
     }
+}
+
+#[test]
+fn lost_connection_leaves_no_timer() {
+    let mut net = scene();
+    net.advance(config().peer_timeout);
+    assert!(net.hosts[0].proto.next_timeout().is_some());
+    net.cut(0);
+    assert!(net.hosts[0].proto.next_timeout().is_none());
+    net.end();
 }
 
 /// The connection is lost at each point, and one end may not notice. The next operations succeed, or find that out.
