@@ -184,6 +184,27 @@ impl EngineBuilder {
         self
     }
 
+    /// Closes connections that have not been used for this long (default never; at least 1 ms), so that an engine which calls
+    /// thousands of peers in turn does not keep a connection to each. The next call or transfer of either side connects again.
+    /// Nothing is lost: both sides have to agree that nothing is in progress. Endpoints and bulks stay valid, and
+    /// [`PeerEvent::Idle`] reports it.
+    ///
+    /// - It is for the connections that this engine has dialled: set it for all engines of a job. They are closed between one
+    ///   and two times the timeout after they were used last.
+    /// - A connection stays open while one side holds bulks that came over it, and while the peer could not connect again: it
+    ///   holds an [`Endpoint`](crate::Endpoint) of this engine, and this engine does not listen, or not where the peer could
+    ///   dial it (its [`dial_filter`](EngineBuilder::dial_filter) counts). An engine that does not listen and exposes memory
+    ///   keeps all its connections.
+    /// - Peers that call this engine back dial an address at which it listens; that must lead to it, also through firewalls.
+    ///   Behind an address that leads to several engines, the next call may reach another one.
+    /// - Connecting again may fail as the first time, with [`Error::Unreachable`](crate::Error::Unreachable): where the peer has
+    ///   reached its [`max_connections`](EngineBuilder::max_connections), or does not answer within the
+    ///   [`connect_timeout`](EngineBuilder::connect_timeout).
+    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
+        self.config.idle_timeout = Some(timeout.clamp(proto::MIN_IDLE, LONGEST));
+        self
+    }
+
     /// How long [`Engine::finalize`] waits for handlers in progress (default 5 s).
     pub fn finalize_timeout(mut self, timeout: Duration) -> Self {
         self.config.finalize_timeout = timeout.min(LONGEST);
@@ -249,8 +270,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Reports each connection that is made to a peer or lost, in order: `hook` is called where messages are received, so it must
-    /// be quick, and must not call, transfer or wait. To start something that takes long, send the event to a thread of yours.
+    /// Reports each connection that is made to a peer, lost, or closed because it was idle, in order. `hook` is called where
+    /// messages are received, so it must be quick, and must not call, transfer or wait. To start something that takes long, send the event to a thread of yours.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -424,6 +445,8 @@ impl EngineBuilder {
                     max_message: config.max_message_size,
                     peer_timeout: config.peer_timeout,
                     connect: config.connect_timeout,
+                    idle_timeout: config.idle_timeout,
+                    filters_dials: self.dial_filter.is_some(),
                     limits,
                     remote_shutdown: config.remote_shutdown,
                     key,

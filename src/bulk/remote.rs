@@ -101,7 +101,8 @@ impl Bulk {
         shared.check("looking for the origin of a bulk")?;
         let known = shared.core.with_proto(|proto| {
             let tag = proto.lookup_incarnation(self.origin.incarnation)?;
-            (proto.connection(tag.id).is_some() || self.origin.addresses.is_empty()).then_some(tag)
+            let is_near = proto.connection(tag.id).is_some() || proto.is_idle(tag.id);
+            (is_near || self.origin.addresses.is_empty()).then_some(tag)
         });
         let tag: Arc<PeerTag> = match known {
             Some(tag) => tag,

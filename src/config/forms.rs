@@ -140,44 +140,54 @@ impl<T> Visitor<'_> for TextVisitor<T> {
     }
 }
 
-pub(super) mod duration {
-    use super::*;
+struct Time(Duration);
 
-    pub(in super::super) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if serializer.is_human_readable() {
-            serializer.serialize_str(&duration_text(*value))
+            serializer.serialize_str(&duration_text(self.0))
         } else {
-            value.serialize(serializer)
+            self.0.serialize(serializer)
         }
     }
+}
 
-    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Time, D::Error> {
         if !deserializer.is_human_readable() {
-            return Duration::deserialize(deserializer);
+            return Duration::deserialize(deserializer).map(Time);
         }
-        deserializer.deserialize_any(TextVisitor {
+        let visitor = TextVisitor {
             expected: "a duration such as \"30s\", \"5ms\" or \"1m 30s\", or a number of seconds",
             parse: parse_duration,
             number: |seconds| Some(Duration::from_secs(seconds)),
             float: |seconds| Duration::try_from_secs_f64(seconds).ok(),
-        })
+        };
+        deserializer.deserialize_any(visitor).map(Time)
+    }
+}
+
+pub(super) mod duration {
+    use super::*;
+
+    pub(in super::super) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        Time(*value).serialize(serializer)
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        Time::deserialize(deserializer).map(|Time(duration)| duration)
     }
 }
 
 pub(super) mod optional_duration {
     use super::*;
 
-    /// A duration within an `Option`.
-    #[derive(Serialize, Deserialize)]
-    #[serde(transparent)]
-    struct Within(#[serde(with = "super::duration")] Duration);
-
     pub(in super::super) fn serialize<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-        value.map(Within).serialize(serializer)
+        value.map(Time).serialize(serializer)
     }
 
     pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-        Ok(Option::<Within>::deserialize(deserializer)?.map(|Within(duration)| duration))
+        Ok(Option::<Time>::deserialize(deserializer)?.map(|Time(duration)| duration))
     }
 }
 

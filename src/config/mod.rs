@@ -111,6 +111,9 @@ pub struct EngineConfig {
     /// [`EngineBuilder::connect_timeout`](crate::EngineBuilder::connect_timeout); at most 365 days.
     #[serde(with = "forms::duration")]
     pub connect_timeout: Duration,
+    /// [`EngineBuilder::idle_timeout`](crate::EngineBuilder::idle_timeout); 1 ms to 365 days. `None`: never.
+    #[serde(with = "forms::optional_duration")]
+    pub idle_timeout: Option<Duration>,
     /// [`EngineBuilder::finalize_timeout`](crate::EngineBuilder::finalize_timeout); at most 365 days.
     #[serde(with = "forms::duration")]
     pub finalize_timeout: Duration,
@@ -189,6 +192,7 @@ impl Default for EngineConfig {
             eager_bulk_limit: 4 << 10,
             peer_timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(5),
+            idle_timeout: None,
             finalize_timeout: Duration::from_secs(5),
             remote_shutdown: false,
             statistics: true,
@@ -248,6 +252,7 @@ fields![
     eager_bulk_limit,
     peer_timeout,
     connect_timeout,
+    idle_timeout,
     finalize_timeout,
     remote_shutdown,
     statistics,
@@ -299,6 +304,7 @@ impl EngineConfig {
         for (field, value, min) in [
             ("peer_timeout", self.peer_timeout, MIN_PEER_TIMEOUT),
             ("connect_timeout", self.connect_timeout, Duration::ZERO),
+            ("idle_timeout", self.idle_timeout.unwrap_or(LONGEST), proto::MIN_IDLE),
             ("finalize_timeout", self.finalize_timeout, Duration::ZERO),
         ] {
             if !(min..=LONGEST).contains(&value) {

@@ -52,8 +52,8 @@ impl Endpoint {
         self.provider
     }
 
-    /// True while there is a connection. There is none before the first call, and none after the peer has disconnected; the
-    /// next call connects again.
+    /// True while there is a connection. There is none before the first call, and none after the peer has disconnected or the
+    /// connection was [idle](crate::EngineBuilder::idle_timeout); the next call connects again.
     pub fn is_connected(&self) -> bool {
         self.connection().is_some()
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use metrics::{Key, KeyName, Label, Level, Metadata, Recorder, with_recorder};
 
-use super::{CallStats, Engine, HandlerStats, Latency, Stats, TransferStats};
+use super::{CallStats, Engine, HandlerStats, Stats, TransferStats};
+use crate::latency::Latency;
 use crate::proto::{LimitCounts, Refusals, Traffic, TransportStats};
 use crate::sync::Mutex;
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::log_limit::LogLimit;
 use super::{Endpoint, Engine, EngineShared};
 use crate::Error;
-use crate::progress::error_of;
-use crate::proto::{Failure, PeerTag};
+use crate::progress::{PeerChange, error_of};
+use crate::proto::PeerTag;
 
 /// A change of the connection to a peer; see [`EngineBuilder::on_peer_event`](crate::EngineBuilder::on_peer_event).
 #[derive(Clone, Debug)]
@@ -24,6 +24,9 @@ pub enum PeerEvent {
         /// finalized.
         error: Error,
     },
+    /// The connection was closed, as it was idle: nothing has failed. A call connects again. See
+    /// [`EngineBuilder::idle_timeout`](crate::EngineBuilder::idle_timeout).
+    Idle(Endpoint),
 }
 
 pub(crate) type PeerHook = Box<dyn Fn(PeerEvent) + Send + Sync>;
@@ -46,17 +49,21 @@ impl ConnectionLog {
             PeerEvent::Lost { endpoint, error } => {
                 tracing::info!(target: "calomel::engine", peer = %endpoint.address(), %error, omitted, "connection lost");
             }
+            PeerEvent::Idle(endpoint) => {
+                tracing::info!(target: "calomel::engine", peer = %endpoint.address(), omitted, "idle connection closed");
+            }
         }
     }
 }
 
 impl EngineShared {
     /// Reports a change to the log, and to the program's hook. One that panics does not end the thread that reports.
-    pub(crate) fn report_peer(self: &Arc<Self>, peer: Arc<PeerTag>, failure: Option<Failure>) {
+    pub(crate) fn report_peer(self: &Arc<Self>, peer: Arc<PeerTag>, change: PeerChange) {
         let endpoint = Endpoint::new(self.clone(), peer, 0);
-        let event = match failure {
-            None => PeerEvent::Connected(endpoint),
-            Some(failure) => {
+        let event = match change {
+            PeerChange::Connected => PeerEvent::Connected(endpoint),
+            PeerChange::Idle => PeerEvent::Idle(endpoint),
+            PeerChange::Lost(failure) => {
                 let what = "connection".to_owned();
                 let error = error_of(failure, &endpoint.address(), what, "connection", Duration::ZERO, 0);
                 PeerEvent::Lost { endpoint, error }

@@ -61,6 +61,9 @@ fn name(message: &Message<'_>) -> &'static str {
         Message::Echo { .. } => "echo",
         Message::Identify { .. } => "identify",
         Message::TraceContext { .. } => "trace context",
+        Message::Idle { .. } => "idle",
+        Message::IdleAgreed => "idle agreed",
+        Message::InUse => "in use",
     }
 }
 
@@ -95,7 +98,10 @@ fn details(message: &Message<'_>) -> String {
             format!("trace {trace:032x}, span {span:016x}, flags {flags:02x}, state `{state}`")
         }
         Message::Revoked { token: _ } | Message::ResumptionToken { token: _ } => String::new(),
-        Message::Ping | Message::Pong | Message::Goodbye => String::new(),
+        Message::Idle { received, exposes } => {
+            format!("received {received} bytes{}", if *exposes { ", exposes memory" } else { "" })
+        }
+        Message::Ping | Message::Pong | Message::Goodbye | Message::IdleAgreed | Message::InUse => String::new(),
     }
 }
 

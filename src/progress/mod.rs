@@ -135,8 +135,15 @@ pub(crate) trait Service: Send + Sync {
     /// Copies of the content of the memory with this token are stale.
     fn stale(&self, token: u128);
     fn shutdown_asked(&self);
-    /// There is a connection to a peer; with a failure: not any more.
-    fn peer_changed(&self, peer: Arc<PeerTag>, failure: Option<proto::Failure>);
+    fn peer_changed(&self, peer: Arc<PeerTag>, change: PeerChange);
+}
+
+/// A change of the connection to a peer.
+pub(crate) enum PeerChange {
+    Connected,
+    Lost(proto::Failure),
+    /// It was closed, as it was idle.
+    Idle,
 }
 
 pub(crate) struct CoreSettings {

@@ -15,7 +15,7 @@ use std::time::Instant;
 use slotmap::Key;
 
 use super::workers::Job;
-use super::{Core, EngineEnv, OperationOutcome, UNSENT, completion, frame_log};
+use super::{Core, EngineEnv, OperationOutcome, PeerChange, UNSENT, completion, frame_log};
 use crate::deferred_log::{self, defer};
 use crate::memory::Slice;
 use crate::proto::{self, LinkId, Log, Output, Proto};
@@ -93,6 +93,7 @@ fn runs_user_code(output: &Output<EngineEnv>) -> bool {
         | Output::Log(_)
         | Output::PeerConnected(_)
         | Output::PeerLost { .. }
+        | Output::PeerIdle(_)
         | Output::ShutdownAsked => true,
         Output::Transmit { .. }
         | Output::CoverPayloads { .. }
@@ -561,12 +562,17 @@ impl Core {
             }
             Output::PeerConnected(peer) => {
                 if let Some(service) = self.service.get() {
-                    service.peer_changed(peer, None);
+                    service.peer_changed(peer, PeerChange::Connected);
                 }
             }
             Output::PeerLost { peer, failure } => {
                 if let Some(service) = self.service.get() {
-                    service.peer_changed(peer, Some(failure));
+                    service.peer_changed(peer, PeerChange::Lost(failure));
+                }
+            }
+            Output::PeerIdle(peer) => {
+                if let Some(service) = self.service.get() {
+                    service.peer_changed(peer, PeerChange::Idle);
                 }
             }
         }

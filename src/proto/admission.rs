@@ -380,7 +380,7 @@ impl<E: Env> Proto<E> {
             return true;
         }
         let (count, what) = if lane { (self.accepted_lanes, "lanes") } else { (self.accepted, "connections") };
-        let replaces = || !lane && self.proved(hello).is_some_and(|peer| self.peers[peer].link.is_some());
+        let replaces = || !lane && self.proved(hello).is_some_and(|peer| self.peers[peer].links().next().is_some());
         if count < limit || replaces() {
             return false;
         }

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use super::link::{Lanes, PeerLink};
 use super::wire::Hello;
-use super::{EngineStage, Env, Failure, LinkId, Output, Proto, broken};
+use super::{EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, broken};
 
 /// A transfer of so many bytes is worth a lane. One of less than a sixteenth stays on the main link: it keeps a small call
 /// waiting for some ten microseconds.
@@ -70,11 +70,16 @@ impl<E: Env> Proto<E> {
         self.outputs.push_back(Output::Connect { link: lane, address, lane: true });
     }
 
+    /// The link that a peer has dialled: the main link of the lanes that it dials.
+    fn accepted_link(&self, peer: PeerId) -> Option<LinkId> {
+        self.peers.get(peer)?.links().find(|link| self.links.get(*link).is_some_and(|link| !link.dialled))
+    }
+
     /// A peer's hello on a lane.
     pub(super) fn open_lane(&mut self, id: LinkId, hello: &Hello, now: Instant) -> Result<(), Failure> {
         let dialled = self.links[id].dialled;
         let shown = self.proved(hello);
-        let main = if dialled { self.links[id].main } else { shown.and_then(|peer| self.peers.get(peer)?.link) };
+        let main = if dialled { self.links[id].main } else { shown.and_then(|peer| self.accepted_link(peer)) };
         let Some((main, link)) = main.and_then(|main| Some((main, self.links.get_mut(main)?))) else {
             return Err(broken("a lane of no connection".into()));
         };

@@ -67,6 +67,21 @@ pub(super) struct Lanes {
     pub refused: bool,
 }
 
+/// What a link knows of being idle: see `idle.rs`.
+#[derive(Default)]
+pub(super) struct IdleState {
+    /// When it is looked at next.
+    pub due: Option<Instant>,
+    /// How much it had been used when it was looked at last; at the side that was dialled, how many transfers that side had made.
+    pub used: u64,
+    /// This side has proposed to close the link, and has no answer yet: how much it had sent, with the proposal.
+    pub offered: Option<u64>,
+    /// When this side has proposed it last.
+    pub proposed: Option<Instant>,
+    /// This side has agreed to close it: its operations take another link.
+    pub left: bool,
+}
+
 pub(super) struct PeerLink<E: Env> {
     pub state: LinkState,
     pub dialled: bool,
@@ -149,6 +164,7 @@ pub(super) struct PeerLink<E: Env> {
     pub due: Instant,
     /// Since when another engine has claimed to be this peer.
     pub probed: Option<Instant>,
+    pub idle: IdleState,
 }
 
 /// A payload that is arriving.
@@ -211,6 +227,7 @@ impl<E: Env> PeerLink<E> {
             heartbeat: None,
             due,
             probed: None,
+            idle: IdleState::default(),
         }
     }
 
@@ -310,6 +327,11 @@ impl<E: Env> PeerLink<E> {
 
     fn is_flushed(&self) -> bool {
         !self.in_flight && self.exported == 0 && !self.wants_to_send()
+    }
+
+    /// Bytes of messages that were sent, or wait to be.
+    pub(super) fn sent_or_queued(&self) -> u64 {
+        self.traffic.sent_bytes + (self.handshake.len() + self.control.len()) as u64
     }
 
     /// Bytes that wait to be sent.
@@ -602,8 +624,12 @@ impl<E: Env> Proto<E> {
             use Message::{Abort, Done, Goodbye, Ping, Pong, Pull, Push};
             matches!(message, Pull(_) | Push(_) | Done { .. } | Abort { .. } | Ping | Pong | Goodbye)
         };
-        if self.links[id].main.is_some() && !for_transfers() {
+        let link = &self.links[id];
+        if link.main.is_some() && !for_transfers() {
             return Err(broken("a message on a lane that is not about transfers".into()));
+        }
+        if link.idle.left && self.rejoin(id, &message) {
+            return Ok(());
         }
         match message {
             Message::Request { .. } => {
@@ -636,6 +662,9 @@ impl<E: Env> Proto<E> {
             Message::Echo { call } => self.handle_echo(id, call),
             Message::Identify { call, provider } => self.handle_identify(id, call, provider),
             Message::TraceContext { .. } => self.handle_trace_context(id, &message)?,
+            Message::Idle { received, exposes } => self.handle_idle(id, received, exposes)?,
+            Message::IdleAgreed => self.handle_idle_agreed(id, now)?,
+            Message::InUse => self.handle_in_use(id, now)?,
             Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
         }
         Ok(())

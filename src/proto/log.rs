@@ -41,6 +41,10 @@ fn is_next(count: &mut u64) -> bool {
 impl<E: Env> Proto<E> {
     /// Closes a link because of a failure, and logs it.
     pub(crate) fn fail_link(&mut self, id: LinkId, failure: Failure) {
+        if let Some(link) = self.links.get_mut(id) {
+            // It does not end because it is idle.
+            link.idle.left = false;
+        }
         if let Some(link) = self.links.get(id)
             && is_next(&mut self.logged.failed_links)
         {

@@ -16,6 +16,7 @@ mod admission;
 mod calls;
 mod exposures;
 mod handshake;
+mod idle;
 mod keys;
 mod lanes;
 mod link;
@@ -50,6 +51,7 @@ use crate::{Address, TraceContext};
 pub use admission::LimitCounts;
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
 pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};
+pub(crate) use idle::MIN_IDLE;
 pub(crate) use keys::PreSharedKey;
 pub(crate) use lanes::{MAX_LANES, WORTH_A_LANE};
 pub(crate) use log::Log;
@@ -127,6 +129,10 @@ pub(crate) struct Config {
     pub key: Option<PreSharedKey>,
     /// Whether bodies and payloads have checksums, too.
     pub checksums: bool,
+    /// Connections that this engine has dialled are closed when they are not used for this long.
+    pub idle_timeout: Option<Duration>,
+    /// The user of the protocol may refuse to dial addresses that peers have named.
+    pub filters_dials: bool,
     /// How many lanes this engine dials for a connection.
     pub lanes: usize,
     /// The length of a transfer that has one dialled.
@@ -294,6 +300,8 @@ pub(crate) enum Output<E: Env> {
         peer: Arc<PeerTag>,
         failure: Failure,
     },
+    /// The connection to a peer was idle, and is closed, as both sides agreed.
+    PeerIdle(Arc<PeerTag>),
 }
 
 /// See the module's documentation.
@@ -315,6 +323,8 @@ pub(crate) struct Proto<E: Env> {
     dialling: HashMap<keys::Nonce, LinkId>,
     /// Number of peers at which unreferenced ones are removed.
     sweep_at: usize,
+    /// How often a peer has had no connection any more because that was idle.
+    idle_closed: u64,
     calls: SlotMap<CallId, calls::OutgoingCall<E>>,
     requests: SlotMap<RequestId, calls::InboundRequest<E>>,
     transfers: SlotMap<TransferId, transfers::OutgoingTransfer<E>>,
@@ -382,6 +392,7 @@ impl<E: Env> Proto<E> {
             by_resumption_token: HashMap::new(),
             dialling: HashMap::new(),
             sweep_at: 64,
+            idle_closed: 0,
             calls: SlotMap::with_key(),
             requests: SlotMap::with_key(),
             transfers: SlotMap::with_key(),

@@ -25,6 +25,9 @@ pub(super) struct Peer {
     pub dial: Option<Address>,
     /// The link that new operations take.
     pub link: Option<LinkId>,
+    /// Another one to the same engine: both have dialled, or this side has left it as idle and it is not closed yet. If this
+    /// side has not left it, it takes the place of `link` when that ends.
+    pub other: Option<LinkId>,
     /// The incarnation that was last met there.
     pub incarnation: Option<u64>,
     /// How many engines have been met there in turn.
@@ -39,6 +42,15 @@ pub(super) struct Peer {
     pub transport: Option<Transport>,
     /// What went over its links that have ended.
     pub traffic: Traffic,
+    /// Its last link was closed as idle: the higher, the later.
+    pub idle_since: Option<u64>,
+}
+
+impl Peer {
+    /// Its links, without lanes.
+    pub(super) fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
+        self.link.into_iter().chain(self.other)
+    }
 }
 
 /// Largest number of addresses that a peer may claim.
@@ -68,20 +80,36 @@ impl<E: Env> Proto<E> {
 
     /// The open link to a peer, if there is one.
     pub(crate) fn connection(&self, peer: PeerId) -> Option<LinkId> {
-        let link = self.peers.get(peer)?.link?;
-        self.links.get(link).is_some_and(PeerLink::is_open).then_some(link)
+        self.connection_of(self.peers.get(peer)?)
+    }
+
+    fn connection_of(&self, peer: &Peer) -> Option<LinkId> {
+        let usable = |id: &LinkId| self.links.get(*id).is_some_and(|link| link.is_open() && !link.idle.left);
+        peer.links().find(usable)
+    }
+
+    /// Whether the peer has an open link, be it one that this side has left.
+    fn has_open_link(&self, peer: PeerId) -> bool {
+        let is_open = |id: LinkId| self.links.get(id).is_some_and(PeerLink::is_open);
+        self.peers.get(peer).is_some_and(|peer| peer.links().any(is_open))
+    }
+
+    /// Whether the connection to a peer was closed as idle, and the peer can be dialled.
+    pub(crate) fn is_idle(&self, peer: PeerId) -> bool {
+        let Some(peer) = self.peers.get(peer) else { return false };
+        let is_idle = peer.idle_since.is_some() || peer.other.is_some();
+        is_idle && peer.dial.is_some() && (peer.chosen || !self.config.filters_dials)
     }
 
     /// The peers that there is a connection to.
     pub(crate) fn connected_peers(&self) -> Vec<Arc<PeerTag>> {
-        let open = |peer: &&Peer| peer.link.is_some_and(|link| self.links.get(link).is_some_and(PeerLink::is_open));
-        self.peers.values().filter(open).map(|peer| peer.tag.clone()).collect()
+        self.peers.values().filter(|peer| self.connection_of(peer).is_some()).map(|peer| peer.tag.clone()).collect()
     }
 
     /// Ends the connection to a peer, and forgets which engine was met there.
     pub(crate) fn forget(&mut self, peer: PeerId) {
         let Some(entry) = self.peers.get_mut(peer) else { return };
-        entry.resumption_token = None;
+        (entry.resumption_token, entry.idle_since) = (None, None);
         if let Some(incarnation) = entry.incarnation.take()
             && self.by_incarnation.get(&incarnation) == Some(&peer)
         {
@@ -90,7 +118,7 @@ impl<E: Env> Proto<E> {
         if let Some(token) = self.peers[peer].given_token.take() {
             self.by_resumption_token.remove(&token);
         }
-        if let Some(link) = self.peers[peer].link {
+        for link in self.peers[peer].links() {
             self.close(link, Failure::Disconnected { reason: "this engine has forgotten it".into() });
         }
     }
@@ -130,6 +158,7 @@ impl<E: Env> Proto<E> {
             tag: Arc::new(PeerTag { id, address }),
             dial,
             link: None,
+            other: None,
             incarnation: None,
             engines: 0,
             resumption_token: None,
@@ -137,13 +166,15 @@ impl<E: Env> Proto<E> {
             chosen: false,
             transport: None,
             traffic: Traffic::default(),
+            idle_since: None,
         })
     }
 
-    /// Removes peers that are not connected and not referenced.
+    /// Removes peers that are not connected and not referenced, except for those whose connections were closed as idle.
     fn sweep(&mut self) {
+        self.limit_idle_peers();
         let linked: HashSet<PeerId> = self.links.values().filter_map(|link| link.peer).collect();
-        self.peers.retain(|id, peer| linked.contains(&id) || Arc::strong_count(&peer.tag) > 1);
+        self.peers.retain(|id, peer| linked.contains(&id) || peer.idle_since.is_some() || Arc::strong_count(&peer.tag) > 1);
         let peers = &self.peers;
         self.by_address.retain(|_, id| peers.contains_key(*id));
         self.by_incarnation.retain(|_, id| peers.contains_key(*id));
@@ -189,9 +220,11 @@ impl<E: Env> Proto<E> {
         let transport = link.transport;
         let entry = &mut self.peers[peer];
         entry.transport = Some(transport);
+        entry.idle_since = None;
         let before = entry.incarnation.replace(hello.incarnation);
         // Another engine may have taken over the address and claim the incarnation, which is no secret.
-        if before != Some(hello.incarnation) || hello.resumption_token != Some(token) {
+        let is_other_engine = before != Some(hello.incarnation) || hello.resumption_token != Some(token);
+        if is_other_engine {
             entry.resumption_token = None;
             entry.engines += 1;
         }
@@ -201,9 +234,9 @@ impl<E: Env> Proto<E> {
             self.by_incarnation.remove(&before);
         }
         let restarted = before.is_some_and(|before| before != hello.incarnation);
-        let other = entry.link.replace(id).filter(|other| *other != id);
         let tag = entry.tag.clone();
-        let still_connected = other.is_some_and(|other| self.links.get(other).is_some_and(PeerLink::is_open));
+        let others: Vec<LinkId> = entry.links().filter(|other| *other != id).collect();
+        let still_connected = others.iter().any(|other| self.links.get(*other).is_some_and(PeerLink::is_open));
         if still_connected && restarted {
             let failure = Failure::Disconnected { reason: "another engine has taken its place".into() };
             self.outputs.push_back(Output::PeerLost { peer: tag.clone(), failure });
@@ -211,10 +244,7 @@ impl<E: Env> Proto<E> {
         if !still_connected || restarted {
             self.outputs.push_back(Output::PeerConnected(tag));
         }
-        if let Some(other) = other {
-            // The same engine has reconnected, and proved it: it has lost the other link.
-            self.close(other, Failure::Disconnected { reason: "it has reconnected".into() });
-        }
+        self.attach(id, peer, others, is_other_engine, now);
         // No peer can displace an engine that was met by claiming its incarnation, whether that engine is connected or not: a
         // lookup of the owner of memory must not lead to another engine.
         let known = self.by_incarnation.get(&hello.incarnation).and_then(|id| self.peers.get(*id));
@@ -227,9 +257,35 @@ impl<E: Env> Proto<E> {
             return Ok(());
         }
         self.watch(id, now);
+        self.watch_idle(id, now);
         self.refuse_too_large(id);
         self.mark_ready(id);
         Ok(())
+    }
+
+    /// A link to a peer is open. `others`: its earlier links.
+    fn attach(&mut self, id: LinkId, peer: PeerId, others: Vec<LinkId>, is_other_engine: bool, now: Instant) {
+        let accepted = !self.links[id].dialled;
+        // What this side sends keeps its order if it goes on with the link that it has dialled.
+        let stays = |other: &LinkId| match self.links.get(*other) {
+            Some(other) if accepted => self.may_not_be_lost(other, now),
+            Some(other) => !other.dialled,
+            None => false,
+        };
+        let (kept, lost): (Vec<LinkId>, Vec<LinkId>) = others.into_iter().partition(|other| !is_other_engine && stays(other));
+        let kept = kept.first().copied();
+        let entry = &mut self.peers[peer];
+        (entry.link, entry.other) = match kept {
+            Some(kept) if accepted => (Some(kept), Some(id)),
+            kept => (Some(id), kept),
+        };
+        if let Some(kept) = kept.filter(|_| accepted) {
+            // Or it has lost that link, and its system answers so.
+            self.ping_unless_offered(kept);
+        }
+        for other in lost {
+            self.close(other, Failure::Disconnected { reason: "it has reconnected".into() });
+        }
     }
 
     /// The token stays the same as long as the same engine is there. An engine that claims the incarnation of another gets a
@@ -287,7 +343,7 @@ impl<E: Env> Proto<E> {
         // Either the peer at that address has been replaced, or the claim is false.
         let claimed = addresses.iter().filter_map(|address| self.peers.get(*self.by_address.get(address)?));
         let doubted: Vec<LinkId> =
-            claimed.filter(|peer| peer.incarnation != Some(hello.incarnation)).filter_map(|peer| peer.link).collect();
+            claimed.filter(|peer| peer.incarnation != Some(hello.incarnation)).flat_map(Peer::links).collect();
         doubted.into_iter().for_each(|link| self.probe_liveness(link, now));
         let unmet = |id: &PeerId| self.peers.get(*id).is_some_and(|peer| peer.link.is_none() && peer.incarnation.is_none());
         let looked_up = addresses.iter().filter_map(|address| self.by_address.get(address)).copied().find(unmet);
@@ -318,6 +374,33 @@ impl<E: Env> Proto<E> {
         self.close(id, failure);
     }
 
+    /// A link is closed: its peer has it no more.
+    fn detach(&mut self, id: LinkId, link: &PeerLink<E>, failure: &Failure) {
+        let Some(peer) = link.peer else { return };
+        let Some(entry) = self.peers.get_mut(peer).filter(|entry| entry.links().any(|own| own == id)) else { return };
+        let other = entry.links().find(|other| *other != id);
+        (entry.link, entry.other) = match other {
+            Some(other) if self.links.get(other).is_some_and(|link| link.idle.left) => {
+                (entry.link.filter(|link| *link == other), Some(other))
+            }
+            other => (other, None),
+        };
+        let tag = entry.tag.clone();
+        if !link.is_open() {
+            // Nothing answers there any more.
+            entry.idle_since = None;
+        } else if !self.has_open_link(peer) {
+            self.outputs.push_back(if link.idle.left {
+                Output::PeerIdle(tag)
+            } else {
+                Output::PeerLost { peer: tag, failure: failure.clone() }
+            });
+            if link.idle.left {
+                self.note_idle_peer(peer);
+            }
+        }
+    }
+
     /// Ends a link, and with it everything that depended on it.
     pub(crate) fn close(&mut self, id: LinkId, failure: Failure) {
         self.end_auth(id);
@@ -339,14 +422,8 @@ impl<E: Env> Proto<E> {
         }
         self.bytes -= link.account.counted;
         self.count_closed(&link);
-        if let Some(peer) = link.peer.and_then(|peer| self.peers.get_mut(peer))
-            && peer.link == Some(id)
-        {
-            peer.link = None;
-            if link.is_open() {
-                self.outputs.push_back(Output::PeerLost { peer: peer.tag.clone(), failure: failure.clone() });
-            }
-        }
+        self.end_idle(id, &link.idle);
+        self.detach(id, &link, &failure);
         self.end_lanes(id, &link, &failure);
         for call in tables::chained(&mut self.calls, link.last_call) {
             self.end_call(call, Err(failure.clone()));

@@ -132,7 +132,7 @@ impl<E: Env> Proto<E> {
             CallBinding::Ended => return Err(CALL_OVER),
             CallBinding::Bound { link: callee } | CallBinding::Sent { link: callee, .. } => {
                 let is_callee = match link {
-                    Some(link) => self.main_of(link) == *callee,
+                    Some(link) => self.lead_to_one_engine(link, *callee),
                     None => self.links.get(*callee).is_some_and(|callee| callee.incarnation == self.incarnation),
                 };
                 if !is_callee {
@@ -145,6 +145,12 @@ impl<E: Env> Proto<E> {
             return Err(Cause::Expired);
         }
         if grant.used { Err(Cause::UsedUp) } else { Ok(()) }
+    }
+
+    /// True for a link, its lanes, and another link to the same peer: there are two when both sides have dialled.
+    fn lead_to_one_engine(&self, a: LinkId, b: LinkId) -> bool {
+        let (Some(a), Some(b)) = (self.links.get(a), self.links.get(b)) else { return false };
+        a.peer.is_some() && a.peer == b.peer && a.incarnation == b.incarnation
     }
 
     fn is_at(&self, link: Option<LinkId>, only: &BoundPeer) -> bool {

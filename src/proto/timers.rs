@@ -20,6 +20,8 @@ pub(super) enum TimerKind {
     Heartbeat(LinkId),
     /// Memory is exposed until then.
     Exposure(u128),
+    /// Has the link been used?
+    Idle(LinkId),
 }
 
 /// Deadlines of calls, in order. The entry of a call that has ended is removed when it comes first, or when there are too many
@@ -72,6 +74,7 @@ impl<E: Env> Proto<E> {
                 TimerKind::Handshake(link) => self.handshake_due(link),
                 TimerKind::Heartbeat(link) => self.heartbeat(link, now),
                 TimerKind::Exposure(token) => self.exposure_due(token, now),
+                TimerKind::Idle(link) => self.idle_due(link, now),
             }
         }
     }

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use crate::engine::{Engine, EngineShared, LookupResult};
-use crate::progress::{EngineEnv, Job, JobKind, Service};
-use crate::proto::{Failure, Incoming, PeerTag, RequestId, Status};
+use crate::progress::{EngineEnv, Job, JobKind, PeerChange, Service};
+use crate::proto::{Incoming, PeerTag, RequestId, Status};
 
 /// The engine's side of progress's [`Service`]. It does not keep the engine alive.
 pub(crate) struct EngineService {
@@ -62,9 +62,9 @@ impl Service for EngineService {
         }
     }
 
-    fn peer_changed(&self, peer: Arc<PeerTag>, failure: Option<Failure>) {
+    fn peer_changed(&self, peer: Arc<PeerTag>, change: PeerChange) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.report_peer(peer, failure);
+            shared.report_peer(peer, change);
         }
     }
 

@@ -36,6 +36,13 @@ fn forked_child_makes_engines_while_threads_of_the_parent_wait_for_locks() {
     assert!(child.wait(BOUND).success());
 }
 
+fn idle_connections_are_closed_while_a_forked_child_has_copies_of_them() {
+    let _watchdog = Watchdog::start("idle_connections_are_closed_while_a_forked_child_has_copies_of_them");
+    let mut child = Child::start("forks-idle", &[]);
+    child.hear("forked well");
+    assert!(child.wait(BOUND).success());
+}
+
 /// One of each kind of value that a process may have when it forks.
 struct Belongings {
     engine: Engine,
@@ -406,7 +413,39 @@ pub fn run_often() {
     say("forked well");
 }
 
+/// The role behind [`idle_connections_are_closed_while_a_forked_child_has_copies_of_them`]. The child sends nothing on them, and
+/// closes none.
+pub fn run_idle() {
+    let idle = || builder().listen(anywhere()).idle_timeout(Duration::from_millis(20)).build().unwrap();
+    let (peer, engine) = (idle(), idle());
+    define_add(&peer);
+    let to = engine.lookup(peer.address()).unwrap();
+    to.ping(BOUND).unwrap();
+    thread::scope(|scope| {
+        let child = scope.spawn(|| {
+            fork(|| {
+                for _ in 0..30 {
+                    thread::sleep(Duration::from_millis(20));
+                    if to.ping(BOUND).is_ok() || !engine.peers().is_empty() {
+                        return 1;
+                    }
+                }
+                0
+            })
+        });
+        for _ in 0..5 {
+            assert_serves(&engine, &to);
+            eventually("the connection is closed", || engine.peers().is_empty() && peer.peers().is_empty());
+        }
+        assert_eq!(child.join().unwrap(), 0);
+    });
+    peer.finalize().unwrap();
+    engine.finalize().unwrap();
+    say("forked well");
+}
+
 over_each!(
     forked_child_gets_errors_and_can_drop_everything,
-    forked_child_makes_engines_while_threads_of_the_parent_wait_for_locks
+    forked_child_makes_engines_while_threads_of_the_parent_wait_for_locks,
+    idle_connections_are_closed_while_a_forked_child_has_copies_of_them
 );

@@ -20,6 +20,7 @@ pub fn run(role: &str) {
         "fork" => crate::leftovers::fork(),
         "forks" => crate::forking::run(),
         "forks-often" => crate::forking::run_often(),
+        "forks-idle" => crate::forking::run_idle(),
         "notify and end" => crate::goodbye::notify_and_end(),
         "answer and end" => crate::goodbye::answer_and_end(),
         "siblings" => crate::siblings::run(),

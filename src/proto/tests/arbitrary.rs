@@ -117,7 +117,9 @@ impl Random {
             }
             17 => Message::Release(self.leases()),
             18 => Message::Revoked { token: self.token(known) },
-            _ => match self.below(8) {
+            _ => match self.below(10) {
+                8 => Message::Idle { received: self.number(&[]), exposes: self.once_in(2) },
+                9 => [Message::IdleAgreed, Message::InUse][self.below(2)].clone(),
                 6 => Message::ResumptionToken { token: self.number(&known.numbers).into() },
                 7 => Message::Handled {
                     count: self.number(&[]) as u32,

@@ -49,7 +49,7 @@ impl Net {
         true
     }
 
-    fn deliver(&mut self, wire: usize, side: usize) {
+    pub fn deliver(&mut self, wire: usize, side: usize) {
         let Some((at, item)) = self.wires[wire].ends[side].outgoing.front_mut() else { return };
         if let WireItem::Packet(packet) = item {
             *at = self.now + self.settings.pace;
@@ -183,6 +183,10 @@ impl Net {
             Output::ShutdownAsked => host.shutdowns += 1,
             // The two are reported in turns, whatever the links do.
             Output::PeerConnected(peer) => assert!(host.connected.insert(peer.id), "{} is connected twice", peer.address),
+            Output::PeerIdle(peer) => {
+                host.idle += 1;
+                assert!(host.connected.remove(&peer.id), "{} was not connected", peer.address);
+            }
             Output::PeerLost { peer, .. } => assert!(host.connected.remove(&peer.id), "{} was not connected", peer.address),
         }
     }

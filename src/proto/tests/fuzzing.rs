@@ -217,6 +217,9 @@ pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
         frame(&Message::ResumptionToken { token: 77 }, b""),
         frame(&Message::Handled { count: 512, calls: 512, bytes: 1 << 16 }, b""),
         frame(&Message::Shutdown { call: 4 }, b""),
+        frame(&Message::Idle { received: 1000, exposes: true }, b""),
+        frame(&Message::IdleAgreed, b""),
+        frame(&Message::InUse, b""),
         frame(&Message::Goodbye, b""),
     ];
     let all = [("calls", calls.concat()), ("transfers", transfers.concat()), ("refusals", refusals.concat())];

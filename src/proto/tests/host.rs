@@ -35,9 +35,13 @@ pub struct Host {
     pub log: Vec<Log>,
     /// Requests that were delivered to this host.
     pub delivered: HashSet<RequestId>,
+    /// The bodies of one-way calls, in the order of their delivery.
+    pub notices: Vec<Vec<u8>>,
     pub shutdowns: usize,
     /// The peers that are reported as connected.
     pub connected: HashSet<PeerId>,
+    /// How many connections are reported as closed because they were idle.
+    pub idle: usize,
     /// Links whose payloads are to have checksums.
     pub covered: Vec<LinkId>,
     pub exposed: HashMap<u128, Mem>,
@@ -136,8 +140,10 @@ impl Host {
             stale: Vec::new(),
             log: Vec::new(),
             delivered: HashSet::new(),
+            notices: Vec::new(),
             shutdowns: 0,
             connected: HashSet::new(),
+            idle: 0,
             covered: Vec::new(),
             exposed: HashMap::new(),
             values: 0,
@@ -175,6 +181,9 @@ impl Host {
             }
         }
         let (body, large) = body_of(&incoming.body);
+        if incoming.one_way {
+            self.notices.push(body.clone());
+        }
         let arrived = ArrivedRequest {
             request: incoming.request,
             link: incoming.link,

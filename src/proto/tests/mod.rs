@@ -22,6 +22,8 @@ pub(crate) mod fuzzing;
 mod handshake;
 mod host;
 mod identity_spoofing;
+mod idle;
+mod idle_orders;
 mod impersonation;
 mod keys;
 mod lanes;

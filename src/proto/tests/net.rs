@@ -77,6 +77,8 @@ pub fn config() -> Config {
         remote_shutdown: false,
         key: None,
         checksums: false,
+        idle_timeout: None,
+        filters_dials: false,
         lanes: 1,
         worth_a_lane: super::WORTH_A_LANE,
     }

@@ -55,7 +55,7 @@ fn every_operation_ends_exactly_once() {
         }
     }
     // A workload without successes, or without failures, tests nothing.
-    for what in ["answered", "pulled", "pushed", "rma", "failed", "restarts", "cuts"] {
+    for what in ["answered", "pulled", "pushed", "rma", "failed", "restarts", "cuts", "idle"] {
         assert!(counts.get(what).is_some_and(|count| *count > 10), "too few {what}: {counts:?}");
     }
 }
@@ -69,7 +69,8 @@ fn seeds() -> std::ops::Range<u64> {
 
 fn workload(seed: u64) -> HashMap<&'static str, usize> {
     let mut random = Random(seed);
-    let config = Config { max_message: 600 << 10, limits: few(50), lanes: 2, worth_a_lane: 20_000, ..config() };
+    let idle_timeout = [None, Some(Duration::from_millis(1)), Some(Duration::from_millis(20))][seed as usize % 3];
+    let config = Config { max_message: 600 << 10, limits: few(50), lanes: 2, worth_a_lane: 20_000, idle_timeout, ..config() };
     let mut net = Net::with(vec![(config, true); HOSTS]);
     net.random = Some(Random(seed + 1));
     net.settings.piece = [7, 1000, 40_000, 300_000][random.below(4)];
@@ -299,6 +300,16 @@ impl Workload {
             }
         }
         self.counts.insert("rma", self.net.rma_completed);
+        self.counts.insert("idle", self.net.hosts.iter().map(|host| host.idle).sum());
+        // A connection that only one side has lost stays in use, if there are leases of memory to the other.
+        self.net.advance(Duration::from_secs(1));
+        for host in &mut self.net.hosts {
+            let wires = &self.net.wires;
+            let frozen = |link: &LinkId| host.wires.get(link).is_some_and(|(wire, _)| wires[*wire].frozen);
+            let left: Vec<LinkId> = host.proto.links.keys().filter(|link| !frozen(link)).collect();
+            assert!(left.is_empty() || host.config.idle_timeout.is_none(), "{left:?} are not closed");
+            host.proto.config.idle_timeout = None;
+        }
         self.net.end();
         self.counts
     }

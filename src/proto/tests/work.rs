@@ -172,7 +172,8 @@ fn cancelled_requests_take_linear_time() {
 #[test]
 fn messages_answered_at_once_take_linear_time() {
     type Flood = (&'static str, fn(u64, &EngineUnderTest) -> Message<'static>);
-    let messages: [Flood; 6] = [
+    let messages: [Flood; 7] = [
+        ("proposals to close the connection", |received, _| Message::Idle { received, exposes: false }),
         ("pings", |_, _| Message::Ping),
         ("pulls of unknown tokens", |n, engine| Message::Pull(Range { token: u128::from(n).to_le_bytes(), ..engine.range(n) })),
         ("shutdowns", |call, _| Message::Shutdown { call }),

@@ -168,6 +168,16 @@ pub(crate) enum Message<'a> {
         /// Up to 512 printable characters of ASCII.
         state: &'a str,
     },
+    /// From the side that dialled the link: it is unused, and could be closed. The sender has received so many bytes on it.
+    Idle {
+        received: u64,
+        /// The sender exposes memory, which the receiver may want to reach later.
+        exposes: bool,
+    },
+    /// The sender of `Idle` may close the link, if it has sent nothing since.
+    IdleAgreed,
+    /// An answer to `Idle`, or to `IdleAgreed`: the link is not to be closed.
+    InUse,
 }
 
 /// A procedure and the shape of its arguments.

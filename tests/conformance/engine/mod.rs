@@ -8,6 +8,7 @@ mod external;
 mod finalize;
 mod goodbye;
 mod hooks;
+mod idle;
 mod in_flight;
 mod knobs;
 mod limits;

@@ -109,8 +109,9 @@ fn text(n: u64) -> String {
 impl Scene {
     fn new() -> Scene {
         // The honest peer refuses no request.
-        let patient = Config { limits: PeerLimits { peer_requests: 1000, ..modest().limits }, ..modest() };
-        let mut net = Net::with(vec![(Config { remote_shutdown: true, ..modest() }, true), (patient, true)]);
+        let idle_timeout = Some(Duration::from_secs(2));
+        let patient = Config { limits: PeerLimits { peer_requests: 1000, ..modest().limits }, idle_timeout, ..modest() };
+        let mut net = Net::with(vec![(Config { remote_shutdown: true, idle_timeout, ..modest() }, true), (patient, true)]);
         net.hosts[1].echo = true;
         let hidden = net.expose(0, HIDDEN, vec![SECRET; 1000], true, true);
         let honest = net.expose(1, HONEST, test_bytes(1, LONG), true, false);
@@ -288,6 +289,12 @@ impl Scene {
                 let (trace_id, parent_id) = ([ids & 0xf; 16], [ids >> 4; 8]);
                 (Message::TraceContext { trace_id, parent_id, flags: *flags, state: &state }, &BODY[..0])
             }
+            AdversaryMessage::Idle { true_count, exposes } => {
+                let received = self.net.received(self.adversaries[sender]).len() as u64 + u64::from(!true_count);
+                (Message::Idle { received, exposes: *exposes }, &BODY[..0])
+            }
+            AdversaryMessage::IdleAgreed => (Message::IdleAgreed, &BODY[..0]),
+            AdversaryMessage::InUse => (Message::InUse, &BODY[..0]),
             AdversaryMessage::RandomBytes { bytes } => return bytes.clone(),
             AdversaryMessage::Framed { bytes, head } => return super::fuzzing::framed(bytes, *head),
         };
@@ -623,6 +630,8 @@ impl Scene {
             }
         }
         assert!(self.honest.bytes() == test_bytes(1, LONG), "the memory of the honest peer has changed");
+        // A host that drains declines each proposal to close a connection.
+        self.net.hosts.iter_mut().for_each(|host| host.proto.config.idle_timeout = None);
         self.net.end();
     }
 }

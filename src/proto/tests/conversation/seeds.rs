@@ -152,7 +152,31 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         Step::Send { sender: 4, what: AdversaryMessage::Goodbye },
         Step::Drain,
     ];
+    let propose = |true_count| AdversaryMessage::Idle { true_count, exposes: false };
+    let idle = [
+        // The host agrees, and calls the adversary, which does not close the connection, but calls, and is served.
+        send(AdversaryMessage::ResumptionToken { token_number: number(5) }),
+        send(propose(true)),
+        Step::Call { target: Target::Adversary { which: 0 }, procedure: 1, len: small(3), one_way: true, patience: 9, leases: 0 },
+        send(propose(false)),
+        send(request(1, 5, Claim::True)),
+        Step::Answer { which: 0, len: small(3), leases: 0 },
+        send(propose(true)),
+        send(AdversaryMessage::InUse),
+        // The host has dialled another adversary, and the honest peer.
+        reply(AdversaryMessage::ResumptionToken { token_number: number(6) }),
+        honest(small(5)),
+        Step::Wait { ms: 5000 },
+        reply(AdversaryMessage::InUse),
+        Step::Wait { ms: 3000 },
+        honest(small(5)),
+        reply(AdversaryMessage::IdleAgreed),
+        Step::Wait { ms: 3000 },
+        honest(small(5)),
+        send(AdversaryMessage::IdleAgreed),
+    ];
     vec![
+        ("idle", written(&idle)),
         ("calls", written(&calls)),
         ("own_calls", written(&own_calls)),
         ("transfers", written(&transfers)),

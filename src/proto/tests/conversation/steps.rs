@@ -96,6 +96,10 @@ script! {
         ResumptionToken { token_number: Number },
         Handled { count: Number },
         Shutdown { call: Number },
+        /// With the number of bytes that it has received, or another one.
+        Idle { true_count: bool, exposes: bool },
+        IdleAgreed,
+        InUse,
         RandomBytes { bytes: Vec<u8> },
         /// A frame with this content.
         Framed { bytes: Vec<u8>, head: u8 },
