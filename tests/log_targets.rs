@@ -109,7 +109,7 @@ fn book_has_all_targets_with_their_levels_and_fields() {
     }
 }
 
-/// What an operator reads has no target that would be hard to find.
+/// The spans, which are made by a macro of the library.
 #[test]
 fn spans_have_the_target_of_the_book() {
     let code = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/rpc/span.rs")).unwrap();
