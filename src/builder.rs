@@ -492,6 +492,7 @@ impl EngineBuilder {
             shared.core.stop();
             return Err(error);
         }
+        #[cfg(feature = "json")]
         shared.write_on_signal();
         Ok(Engine::new(shared))
     }

@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(groups.len(), MAX_APART + 1);
         assert_eq!(groups[&(OTHERS.to_owned(), 0, None)].len(), MAX_APART);
         // In another order, each is where it was.
-        let reversed: Vec<u32> = many.into_iter().rev().collect();
+        let reversed: Vec<u32> = many.iter().rev().copied().collect();
         let again = grouped(&reversed, key, &apart);
         assert!(again.keys().eq(groups.keys()));
     }

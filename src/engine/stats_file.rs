@@ -1,7 +1,5 @@
 //! The statistics that an engine writes when it ends, where the environment asks for that.
 
-use std::sync::Arc;
-
 use super::EngineShared;
 
 /// Names the file.
@@ -33,12 +31,6 @@ impl EngineShared {
     #[cfg(feature = "json")]
     pub(super) fn expand(&self, name: &str) -> std::path::PathBuf {
         name.replace("%p", &std::process::id().to_string()).replace("%e", &self.statistics.number.to_string()).into()
-    }
-
-    /// Has the engine write on a signal, if the environment names one.
-    pub(crate) fn write_on_signal(self: &Arc<Self>) {
-        #[cfg(feature = "json")]
-        super::stats_signal::watch(self);
     }
 
     #[cfg(not(feature = "json"))]

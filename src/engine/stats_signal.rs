@@ -41,25 +41,27 @@ enum SignalDump {
     Hanging { process: u32, engine: u64, hangs: &'static str },
 }
 
-/// Watches this engine too; the first one makes the process watch for the signal. Nothing happens where that is not asked for.
-pub(super) fn watch(shared: &Arc<EngineShared>) {
-    static WATCHING: OnceLock<bool> = OnceLock::new();
-    // The thread of the parent does not exist there, and may have held a lock.
-    if is_flagged_child() {
-        return;
-    }
-    let Some(name) = std::env::var_os(STATS_SIGNAL_VARIABLE) else { return };
-    let start = || {
-        let started = start(&name.to_string_lossy(), shared.statistics.file.is_some());
-        if let Err(reason) = &started {
-            tracing::warn!(target: "calomel::engine", "{STATS_SIGNAL_VARIABLE}={} has no effect: {reason}", name.display());
+impl EngineShared {
+    /// Has the engine write on a signal, if the environment names one. The first one makes the process watch for it.
+    pub(crate) fn write_on_signal(self: &Arc<Self>) {
+        static WATCHING: OnceLock<bool> = OnceLock::new();
+        // The thread of the parent does not exist there, and may have held a lock.
+        if is_flagged_child() {
+            return;
         }
-        started.is_ok()
-    };
-    if *WATCHING.get_or_init(start) {
-        let mut engines = ENGINES.lock();
-        engines.retain(|watched| watched.shared.strong_count() > 0);
-        engines.push(WatchedEngine { shared: Arc::downgrade(shared), asked: Arc::default() });
+        let Some(name) = std::env::var_os(STATS_SIGNAL_VARIABLE) else { return };
+        let start = || {
+            let started = start(&name.to_string_lossy(), self.statistics.file.is_some());
+            if let Err(reason) = &started {
+                tracing::warn!(target: "calomel::engine", "{STATS_SIGNAL_VARIABLE}={} has no effect: {reason}", name.display());
+            }
+            started.is_ok()
+        };
+        if *WATCHING.get_or_init(start) {
+            let mut engines = ENGINES.lock();
+            engines.retain(|watched| watched.shared.strong_count() > 0);
+            engines.push(WatchedEngine { shared: Arc::downgrade(self), asked: Arc::default() });
+        }
     }
 }
 
