@@ -25,7 +25,7 @@ use super::link::{IdleState, PeerLink};
 use super::peers::Peer;
 use super::timers::TimerKind;
 use super::wire::Message;
-use super::{EngineStage, Env, Failure, LinkId, PeerId, Proto, broken};
+use super::{Env, Failure, LinkId, PeerId, Proto, broken};
 use crate::{Address, Transport};
 
 impl<E: Env> PeerLink<E> {
@@ -97,11 +97,11 @@ impl<E: Env> Proto<E> {
         self.with_lanes(id).any(PeerLink::is_held)
     }
 
-    /// Whether both engines will know each other when they meet again, and this one is not about to end.
+    /// Whether both engines will know each other when they meet again, and the link is not ending anyway.
     fn will_be_known(&self, id: LinkId) -> bool {
         let Some(link) = self.links.get(id) else { return false };
         let known = link.peer.and_then(|peer| self.peers.get(peer)).is_some_and(|peer| peer.resumption_token.is_some());
-        known && link.is_open() && !link.closing && self.stage == EngineStage::Running
+        known && link.is_open() && !link.closing
     }
 
     /// Whether this side, which has dialled the link, can do without it. If it does not listen, peers reach its memory over the

@@ -6,15 +6,13 @@ use super::devices::keys;
 use super::env::{Mem, TestLease, pattern};
 use super::host::{TestOutcome, assert_failed, served};
 use super::net::{Net, TestCall, call, config};
-use super::raw::{Raw, encode_hello, frame, hello};
-use super::wire::{self, Hello, Message};
 use super::{AccessPolicy, Config, Failure, Mode, PreSharedKey, Remote, Status};
 
-const MOMENT: Duration = Duration::from_millis(1);
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const MOMENT: Duration = Duration::from_millis(1);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 const TOKEN: u128 = 0x1d1e;
 
-fn idle() -> Config {
+pub(super) fn idle() -> Config {
     Config { idle_timeout: Some(TIMEOUT), ..config() }
 }
 
@@ -472,55 +470,6 @@ fn peers_know_each_other_after_an_idle_connection() {
     net.end();
 }
 
-/// As many idle peers are remembered as connections are allowed; the oldest go first.
-#[test]
-fn idle_peers_are_remembered_up_to_a_limit() {
-    let few = Config { limits: super::PeerLimits { connections: 100, ..super::net::limits() }, ..config() };
-    let mut net = Net::with(vec![(few, true)]);
-    let tokens: Vec<u128> = (1..=300u64).map(|n| close_as_idle(&mut net, n, None)).collect();
-    assert!(net.hosts[0].proto.peers.len() <= 250, "{} peers", net.hosts[0].proto.peers.len());
-    // The last one is known, and the first is not.
-    for (incarnation, known) in [(300, true), (1, false)] {
-        let token = tokens[incarnation as usize - 1];
-        assert_eq!(close_as_idle(&mut net, incarnation, Some(token)) == token, known);
-    }
-    net.end();
-}
-
-/// A peer connects, shows a token if it has one, and closes its connection as idle. Returns the token that it was given.
-fn close_as_idle(net: &mut Net, incarnation: u64, shown: Option<u128>) -> u128 {
-    let raw = net.raw_dial(0);
-    net.send_bytes(raw, encode_hello(wire::VERSIONS, &Hello { resumption_token: shown, ..hello(incarnation) }));
-    net.send_message(raw, &Message::ResumptionToken { token: 5 }, b"");
-    let mut token = 0;
-    net.for_each_received(raw, |message| {
-        if let Message::ResumptionToken { token: given } = message {
-            token = *given;
-        }
-    });
-    offer(net, raw);
-    assert_eq!(answers(net, raw), [true]);
-    net.disconnect(raw);
-    token
-}
-
-/// Proposes to close the connection.
-fn offer(net: &mut Net, raw: Raw) {
-    let received = net.received(raw).len() as u64;
-    net.send_message(raw, &Message::Idle { received, exposes: false }, b"");
-}
-
-/// Whether the host has agreed, for each of its answers.
-fn answers(net: &Net, raw: Raw) -> Vec<bool> {
-    let mut answers = Vec::new();
-    net.for_each_received(raw, |message| match message {
-        Message::IdleAgreed => answers.push(true),
-        Message::InUse => answers.push(false),
-        _ => {}
-    });
-    answers
-}
-
 /// The engine at the address is another one when the connection is made again.
 #[test]
 fn engine_that_is_replaced_while_idle_is_noticed() {
@@ -620,6 +569,35 @@ fn idle_connection_may_be_lost_while_it_is_being_closed() {
     }
 }
 
+/// With a connection of each side, a lane belongs to the one that the same side has dialled, at both ends.
+#[test]
+fn lanes_belong_to_the_connection_of_the_side_that_dialled_them() {
+    let mut net = Net::with(vec![(idle(), true); 2]);
+    net.settings.lanes = true;
+    net.echo_everywhere();
+    net.call(0, 1, call("hello"));
+    assert!(is_closed_when_idle(&mut net));
+    for host in [0, 1] {
+        net.call(host, 1 - host, call("at once"));
+        net.expose(host, TOKEN, pattern(1, 3 << 20), true, true);
+    }
+    net.advance(MOMENT);
+    assert_eq!(links(&net), [2, 2]);
+    for host in [0, 1, 0, 1] {
+        let op = net.pull(host, 1 - host, TOKEN, 0, &Mem::new(vec![0; 3 << 20]));
+        net.advance(10 * MOMENT);
+        assert!(matches!(net.hosts[host].outcome(op), Some(TestOutcome::Transferred(_))));
+    }
+    for host in &net.hosts {
+        let lanes: Vec<_> = host.proto.links.values().filter_map(|lane| Some((lane.dialled, lane.main?))).collect();
+        assert_eq!(lanes.len(), 2);
+        assert!(lanes.iter().all(|(dialled, main)| host.proto.links[*main].dialled == *dialled));
+    }
+    (0..2).for_each(|host| net.revoke(host, TOKEN));
+    assert!(is_closed_when_idle(&mut net));
+    net.end();
+}
+
 /// What this side begins without sending anything on the connection itself, after it has proposed to close it.
 #[test]
 fn connection_stays_open_if_it_is_needed_when_the_answer_comes() {
@@ -672,141 +650,6 @@ fn peer_declines_while_something_it_has_sent_is_on_its_way() {
     assert_eq!((links(&net), net.hosts[0].idle, net.hosts[0].notices.len()), ([1, 1], 0, 1));
     assert!(is_closed_when_idle(&mut net));
     net.end();
-}
-
-/// A host that closes idle connections has dialled the adversary, or an adversary a host.
-fn dialled() -> (Net, Raw) {
-    let mut net = Net::with(vec![(idle(), true)]);
-    let peer = net.test_peer(0);
-    let op = net.call_peer(0, peer, TestCall { timeout: MOMENT, ..call("connects") });
-    net.advance(net.settings.delay);
-    let raw = net.raw_dialled();
-    net.send_bytes(raw, encode_hello(wire::VERSIONS, &hello(9)));
-    net.send_message(raw, &Message::ResumptionToken { token: 5 }, b"");
-    net.advance(MOMENT);
-    assert_failed!(net.hosts[0], op, Failure::Timeout);
-    (net, raw)
-}
-
-fn accepted() -> (Net, Raw) {
-    let mut net = Net::with(vec![(config(), true)]);
-    let raw = net.raw_peer(0, 9);
-    net.send_message(raw, &Message::ResumptionToken { token: 5 }, b"");
-    (net, raw)
-}
-
-fn offers(net: &Net, raw: Raw) -> usize {
-    let mut count = 0;
-    net.for_each_received(raw, |message| count += usize::from(matches!(message, Message::Idle { .. })));
-    count
-}
-
-#[test]
-fn peer_that_never_answers_a_proposal_gets_no_second_one() {
-    let (mut net, raw) = dialled();
-    net.advance(20 * TIMEOUT);
-    assert_eq!((offers(&net, raw), net.is_shut(raw)), (1, false));
-    // The connection is good for everything else.
-    let op = net.call_peer(0, net.hosts[0].tags.values().next().unwrap().id, TestCall { timeout: MOMENT, ..call("x") });
-    net.advance(2 * MOMENT);
-    assert_failed!(net.hosts[0], op, Failure::Timeout);
-    // A late answer is an answer; the connection has been used since.
-    net.send_message(raw, &Message::IdleAgreed, b"");
-    assert!(!net.is_shut(raw));
-    net.advance(3 * TIMEOUT);
-    assert_eq!(offers(&net, raw), 2);
-    net.send_message(raw, &Message::IdleAgreed, b"");
-    assert!(net.is_shut(raw));
-    net.end();
-}
-
-#[test]
-fn peer_that_declines_is_asked_once_in_each_interval() {
-    let (mut net, raw) = dialled();
-    for count in 1..6 {
-        net.advance(if count == 1 { 2 * TIMEOUT } else { TIMEOUT });
-        assert_eq!(offers(&net, raw), count);
-        net.send_message(raw, &Message::InUse, b"");
-    }
-    net.disconnect(raw);
-    net.end();
-}
-
-#[test]
-fn peer_that_answers_or_proposes_out_of_turn_breaks_the_protocol() {
-    for message in [Message::IdleAgreed, Message::InUse, Message::Idle { received: 0, exposes: false }] {
-        let (mut net, raw) = dialled();
-        net.send_message(raw, &message, b"");
-        assert!(net.is_shut(raw), "{message:?}");
-        net.end();
-    }
-    for message in [Message::IdleAgreed, Message::InUse] {
-        let (mut net, raw) = accepted();
-        net.send_message(raw, &message, b"");
-        assert!(net.is_shut(raw), "{message:?}");
-        net.end();
-    }
-    // Two answers to one proposal.
-    let (mut net, raw) = dialled();
-    net.advance(2 * TIMEOUT);
-    net.send_message(raw, &Message::InUse, b"");
-    assert!(!net.is_shut(raw));
-    net.send_message(raw, &Message::IdleAgreed, b"");
-    assert!(net.is_shut(raw));
-    net.end();
-}
-
-/// Each proposal is answered, and nothing is kept of it.
-#[test]
-fn proposals_without_end_are_answered() {
-    let (mut net, raw) = accepted();
-    for n in 1..=1000 {
-        offer(&mut net, raw);
-        if n % 100 == 0 {
-            assert_eq!(answers(&net, raw), vec![true; n]);
-            assert!(net.hosts[0].left("bytes of answers") == 0 && net.hosts[0].proto.connected_peers().is_empty());
-        }
-    }
-    // One that does not know of everything that was sent to it.
-    net.send_message(raw, &Message::Idle { received: 17, exposes: false }, b"");
-    assert_eq!(answers(&net, raw).last(), Some(&false));
-    assert_eq!(net.hosts[0].proto.connected_peers().len(), 1);
-    net.disconnect(raw);
-    net.end();
-}
-
-/// The adversary gets the host's agreement, and then stays, and calls.
-#[test]
-fn peer_that_calls_after_the_agreement_is_served() {
-    let (mut net, raw) = accepted();
-    net.hosts[0].echo = true;
-    for _ in 0..3 {
-        offer(&mut net, raw);
-        assert!(net.hosts[0].proto.connected_peers().is_empty());
-        net.send_message(raw, &Message::Echo { call: 1 }, b"");
-        assert_eq!(net.hosts[0].proto.connected_peers().len(), 1);
-    }
-    offer(&mut net, raw);
-    net.send_message(raw, &Message::InUse, b"");
-    assert_eq!((net.hosts[0].proto.connected_peers().len(), net.hosts[0].idle), (1, 0));
-    // Only the host has left the connection when that is lost.
-    offer(&mut net, raw);
-    net.disconnect(raw);
-    assert_eq!(net.hosts[0].idle, 1);
-    net.end();
-}
-
-/// A connection that ends for another reason than idleness is reported as lost, also if this side had left it.
-#[test]
-fn peer_that_breaks_the_protocol_after_the_agreement_is_lost() {
-    for bytes in [frame(&Message::Goodbye, b""), vec![0; 100], frame(&Message::Ping, b"body")] {
-        let (mut net, raw) = accepted();
-        offer(&mut net, raw);
-        assert_eq!(answers(&net, raw), [true]);
-        net.send_bytes(raw, bytes);
-        assert!(net.is_shut(raw) && net.hosts[0].idle == 0 && net.hosts[0].connected.is_empty());
-        net.end();
-    }
 }
 
 /// Calls back find a peer that can't be dialled where it was, as long as it has not gone.

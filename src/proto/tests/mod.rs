@@ -23,6 +23,7 @@ mod handshake;
 mod host;
 mod identity_spoofing;
 mod idle;
+mod idle_adversaries;
 mod idle_orders;
 mod impersonation;
 mod keys;

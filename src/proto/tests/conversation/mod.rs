@@ -630,8 +630,6 @@ impl Scene {
             }
         }
         assert!(self.honest.bytes() == test_bytes(1, LONG), "the memory of the honest peer has changed");
-        // A host that drains declines each proposal to close a connection.
-        self.net.hosts.iter_mut().for_each(|host| host.proto.config.idle_timeout = None);
         self.net.end();
     }
 }
