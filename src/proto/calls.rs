@@ -58,6 +58,8 @@ pub(super) struct InboundBody<E: Env> {
     /// The declaration of its type.
     pub declaration: Option<Arc<Declaration<E>>>,
     pub leases: LeaseRange,
+    /// Of a request.
+    trace: Option<Arc<TraceContext>>,
 }
 
 /// What an engine asks a peer, besides calls.
@@ -172,8 +174,6 @@ pub(super) struct InboundRequest<E: Env> {
     pub wants: usize,
     pub parked: Option<Box<Incoming<E>>>,
     pub body: Option<InboundBody<E>>,
-    /// Until the handler has it.
-    trace: Option<Arc<TraceContext>>,
 }
 
 impl<E: Env> InboundRequest<E> {
@@ -350,9 +350,8 @@ impl<E: Env> Proto<E> {
             return Ok(());
         };
         // Also if the request is refused: later ones use the number.
-        let link = &mut self.links[id];
-        let trace = link.trace.take();
-        let declaration = link.declarations.procedure(procedure, declaration)?;
+        let trace = if self.traces.is_empty() { None } else { self.traces.remove(&id) };
+        let declaration = self.links[id].declarations.procedure(procedure, declaration)?;
         check_leases(leases, size)?;
         let own = if procedure == 0 { declaration.name.len() + declaration.shape.len() } else { 0 };
         let cost = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(own + state_len(trace.as_deref()));
@@ -419,7 +418,6 @@ impl<E: Env> Proto<E> {
             wants: 0,
             parked: None,
             body: None,
-            trace,
         });
         entry.insert(request);
         link.account.requests += cost;
@@ -432,10 +430,10 @@ impl<E: Env> Proto<E> {
             self.mark_ready(id);
         }
         if is_whole {
-            self.deliver(request, declaration, Body::Small(SmallVec::from_slice(body)), leases);
+            self.deliver(request, declaration, Body::Small(SmallVec::from_slice(body)), leases, trace);
         } else {
             let memory = E::Memory::allocate(size as usize);
-            self.requests[request].body = Some(InboundBody { memory, arrived: 0, declaration: Some(declaration), leases });
+            self.requests[request].body = Some(InboundBody { memory, arrived: 0, declaration: Some(declaration), leases, trace });
         }
         self.watch(id, now);
         Ok(())
@@ -446,10 +444,11 @@ impl<E: Env> Proto<E> {
         let Some(arriving) = &mut self.requests[key].body else { return };
         arriving.arrived += len;
         if arriving.arrived == arriving.memory.len() {
-            let Some(InboundBody { memory, declaration: Some(declaration), leases, .. }) = self.requests[key].body.take() else {
+            let Some(InboundBody { memory, declaration: Some(declaration), leases, trace, .. }) = self.requests[key].body.take()
+            else {
                 return;
             };
-            self.deliver(key, declaration, Body::Large(memory), leases);
+            self.deliver(key, declaration, Body::Large(memory), leases, trace);
         }
     }
 
@@ -517,8 +516,15 @@ impl<E: Env> Proto<E> {
         self.outputs.push_back(Output::Cancelled { request: key });
     }
 
-    fn deliver(&mut self, key: RequestId, declaration: Arc<Declaration<E>>, body: Body<E::Memory>, leases: LeaseRange) {
-        let request = &mut self.requests[key];
+    fn deliver(
+        &mut self,
+        key: RequestId,
+        declaration: Arc<Declaration<E>>,
+        body: Body<E::Memory>,
+        leases: LeaseRange,
+        trace: Option<Arc<TraceContext>>,
+    ) {
+        let request = &self.requests[key];
         let Some(peer) = self.links[request.link].peer.and_then(|peer| self.peers.get(peer)) else { return };
         self.outputs.push_back(Output::Request(Incoming {
             request: key,
@@ -530,7 +536,7 @@ impl<E: Env> Proto<E> {
             one_way: request.one_way.is_some(),
             again: false,
             stamp: 0,
-            trace: request.trace.take(),
+            trace,
             body,
             leases,
         }));
@@ -701,7 +707,7 @@ impl<E: Env> Proto<E> {
             self.end_call(key, Ok(answer));
         } else if body.is_empty() && call.answer.is_none() {
             let memory = E::Memory::allocate(size as usize);
-            call.answer = Some(InboundBody { memory, arrived: 0, declaration, leases });
+            call.answer = Some(InboundBody { memory, arrived: 0, declaration, leases, trace: None });
         } else {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));
         }

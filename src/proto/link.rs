@@ -149,8 +149,6 @@ pub(super) struct PeerLink<E: Env> {
     pub outgoing: SendCredit<E::Waiter>,
     /// One-way calls of the peer.
     pub window: ReceiveWindow,
-    /// The trace that the peer's next request belongs to.
-    pub trace: Option<Arc<TraceContext>>,
     /// Calls and transfers of this side that wait for the peer: how many, and the last of each.
     pub pending: usize,
     pub last_call: Option<CallId>,
@@ -218,7 +216,6 @@ impl<E: Env> PeerLink<E> {
             next_lease: 0,
             outgoing: SendCredit::default(),
             window: ReceiveWindow::default(),
-            trace: None,
             pending: 0,
             last_call: None,
             last_transfer: None,
@@ -615,6 +612,8 @@ impl<E: Env> Proto<E> {
     }
 
     /// `body` is `None` if it was corrupted in transit.
+    // Else the compiler moves the message.
+    #[inline(always)]
     fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
         if self.stage == EngineStage::Closed && message != Message::Goodbye {
             // No message is wanted any more, and no reply may be sent.
@@ -675,7 +674,7 @@ impl<E: Env> Proto<E> {
     fn handle_trace_context(&mut self, id: LinkId, message: &Message<'_>) -> Result<(), Failure> {
         let Message::TraceContext { trace_id, parent_id, flags, state } = *message else { return Ok(()) };
         let trace = TraceContext::received(trace_id, parent_id, flags, state).map_err(|reason| broken(reason.to_owned()))?;
-        self.links[id].trace = Some(Arc::new(trace));
+        self.traces.insert(id, Arc::new(trace));
         Ok(())
     }
 

@@ -328,6 +328,9 @@ pub(crate) struct Proto<E: Env> {
     calls: SlotMap<CallId, calls::OutgoingCall<E>>,
     requests: SlotMap<RequestId, calls::InboundRequest<E>>,
     transfers: SlotMap<TransferId, transfers::OutgoingTransfer<E>>,
+    /// The traces that the next requests of these links belong to. Beside the links, so that requests without a trace ask for
+    /// no more than whether there is any.
+    traces: HashMap<LinkId, Arc<TraceContext>>,
     exposures: exposures::Exposures<E>,
     /// Leases whose holders have not been told that the memory was revoked: token, link, and the lease's number on that link.
     holders: BTreeSet<(u128, LinkId, u64)>,
@@ -396,6 +399,7 @@ impl<E: Env> Proto<E> {
             calls: SlotMap::with_key(),
             requests: SlotMap::with_key(),
             transfers: SlotMap::with_key(),
+            traces: HashMap::new(),
             exposures: exposures::Exposures::default(),
             holders: BTreeSet::new(),
             accepted: 0,
@@ -555,6 +559,7 @@ impl<E: Env> Proto<E> {
         note("transfers", self.transfers.len());
         note("exposures", self.exposures.len());
         note("holders", self.holders.len());
+        note("traces", self.traces.len());
         note("outputs", self.outputs.len());
         note("handshakes", self.handshakes.len());
         note("challenges", self.dialling.len());

@@ -405,6 +405,7 @@ impl<E: Env> Proto<E> {
     pub(crate) fn close(&mut self, id: LinkId, failure: Failure) {
         self.end_auth(id);
         let Some(link) = self.links.remove(id) else { return };
+        self.traces.remove(&id);
         self.outputs.push_back(Output::Close { link: id });
         match (link.is_open(), link.dialled) {
             (true, false) if link.main.is_some() => self.accepted_lanes -= 1,
