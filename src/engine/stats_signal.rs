@@ -53,7 +53,11 @@ impl EngineShared {
         let start = || {
             let started = start(&name.to_string_lossy(), self.statistics.file.is_some());
             if let Err(reason) = &started {
-                tracing::warn!(target: "calomel::engine", "{STATS_SIGNAL_VARIABLE}={} has no effect: {reason}", name.display());
+                let value = name.display();
+                tracing::warn!(
+                    target: "calomel::engine", variable = STATS_SIGNAL_VARIABLE, %value, reason,
+                    "an environment variable has no effect"
+                );
             }
             started.is_ok()
         };
