@@ -51,6 +51,10 @@ fn main() -> calomel::Result<()> {
     let finished = begin.elapsed();
     world.barrier(TIMEOUT)?;
 
+    // With CALOMEL_IDLE_TIMEOUT, what is left when connections have not been used for a while.
+    if let Some(idle) = engine.config().idle_timeout {
+        std::thread::sleep(3 * idle);
+    }
     let now = Footprint::read();
     let stats = engine.stats();
     let connections: u64 = stats.transports.iter().map(|transport| transport.open).sum();
