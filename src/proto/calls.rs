@@ -350,7 +350,7 @@ impl<E: Env> Proto<E> {
             return Ok(());
         };
         // Also if the request is refused: later ones use the number.
-        let trace = if self.traces.is_empty() { None } else { self.traces.remove(&id) };
+        let trace = if self.traces.is_empty() { None } else { self.take_trace(id) };
         let declaration = self.links[id].declarations.procedure(procedure, declaration)?;
         check_leases(leases, size)?;
         let own = if procedure == 0 { declaration.name.len() + declaration.shape.len() } else { 0 };

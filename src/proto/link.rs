@@ -678,6 +678,13 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
+    /// The trace of the request that has arrived.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn take_trace(&mut self, id: LinkId) -> Option<Arc<TraceContext>> {
+        self.traces.remove(&id)
+    }
+
     /// Where the payload of a `Data` goes.
     fn receive_target(
         &mut self,
