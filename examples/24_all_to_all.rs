@@ -97,7 +97,7 @@ fn main() -> calomel::Result<()> {
 
 /// What the process takes of its system.
 struct Footprint {
-    /// Its own memory in KiB, without what it shares with other processes.
+    /// Its memory in KiB, without that of the program's file: the heap, stacks, and its part of what it shares with others.
     memory: u64,
     descriptors: u64,
     threads: u64,
@@ -105,10 +105,11 @@ struct Footprint {
 
 impl Footprint {
     fn read() -> Footprint {
-        // The sum of these lines is exact; `VmRSS` counts what several processes map for each of them.
+        // `VmRSS` counts what several processes map for each of them.
         let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
         let value = |line: &str| line.split_whitespace().nth(1)?.parse::<u64>().ok();
-        let memory = rollup.lines().filter(|line| line.starts_with("Pss:")).filter_map(value).sum();
+        let memory =
+            rollup.lines().filter(|line| line.starts_with("Pss_Anon:") || line.starts_with("Pss_Shmem:")).filter_map(value).sum();
         let entries = |path: &str| fs::read_dir(path).map_or(0, |entries| entries.count() as u64);
         Footprint { memory, descriptors: entries("/proc/self/fd"), threads: entries("/proc/self/task") }
     }

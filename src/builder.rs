@@ -294,7 +294,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Whether the engine counts and measures calls, handlers and transfers for [`Engine::stats`] (default yes). It adds 3.5
+    /// Whether the engine counts and measures calls, handlers and transfers for [`Engine::stats`] (default yes). It adds 2.5
     /// percent to the instructions of an empty call, and takes some kilobytes for each procedure. Connections, traffic, limits and
     /// refusals are counted in any case.
     ///
