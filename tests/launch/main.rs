@@ -8,6 +8,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/namespaces.rs"]
+mod namespaces;
 #[path = "../processes/support.rs"]
 #[macro_use]
 mod support;

@@ -51,7 +51,8 @@ pub fn assert_works(ranks: &mut [Child]) {
 pub fn run() {
     // SAFETY: this changes nothing but which signal the kernel sends when the parent ends.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    let listens = std::env::var(LISTEN).as_deref() != Ok("none");
+    let listen = std::env::var(LISTEN).unwrap_or_else(|_| anywhere());
+    let listens = listen != "none";
     let mut builder = configured();
     if std::env::var(WITH_KEY).is_ok() {
         match job_key(timeout()) {
@@ -59,7 +60,7 @@ pub fn run() {
             Err(error) => return say(&format!("failed {error:?}; {error}")),
         }
     }
-    let engine = if listens { builder.listen(anywhere()) } else { builder }.build().unwrap();
+    let engine = if listens { builder.listen(&*listen) } else { builder }.build().unwrap();
     if listens {
         say(&format!("address {}", engine.address()));
     }

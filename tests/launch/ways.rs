@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use calomel::{Engine, Error};
 
 use crate::launcher::Launcher;
+use crate::namespaces::{Hosts, ip};
 use crate::rank::{SharedDirectory, WITH_KEY, assert_works, by_hand, free_port, start, start_all};
 use crate::support::{BOUND, Child, LISTEN, builder, nowhere};
 
@@ -116,6 +117,39 @@ fn ranks_of_open_mpi_get_a_key() {
     let refused = stranger.lookup(&*address).and_then(|rank| rank.ping(BOUND)).unwrap_err();
     assert!(matches!(refused, Error::AccessDenied { .. }), "{refused:?}");
     assert_works(&mut ranks);
+}
+
+/// Each rank is on a host of its own, with an address that the others reach, and shares a directory with them or nothing.
+#[test]
+fn ranks_meet_from_hosts_of_their_own() {
+    let folder = SharedDirectory::new("hosts");
+    let hosts = match Hosts::new(3) {
+        Ok(hosts) => hosts,
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
+    let list = [0, 1, 2].map(|host| format!("tcp://{}:7000", ip(host))).join(",");
+    // The ports are free: each host was made a moment ago.
+    let ways = [
+        vec![("CALOMEL_RENDEZVOUS", folder.variable())],
+        vec![("CALOMEL_RENDEZVOUS", format!("tcp://{}:7000", ip(0)))],
+        vec![("MASTER_ADDR", ip(0)), ("MASTER_PORT", "7001".to_owned())],
+        vec![("CALOMEL_ENDPOINTS", list)],
+    ];
+    for way in ways {
+        let start = |rank: usize| {
+            let numbers = match way[0].0 {
+                "MASTER_ADDR" => [("RANK", rank.to_string()), ("WORLD_SIZE", "3".to_owned())],
+                _ => [("CALOMEL_RANK", rank.to_string()), ("CALOMEL_SIZE", "3".to_owned())],
+            };
+            let listen = if way[0].0 == "CALOMEL_ENDPOINTS" { "none" } else { "tcp" };
+            let variables = [&numbers[..], &way, &[(LISTEN, listen.to_owned())]].concat();
+            let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (*name, &**value)).collect();
+            Child::start_as("rank", &variables, |command| hosts.enter(rank, command))
+        };
+        let mut ranks: Vec<Child> = (0..3).map(start).collect();
+        assert_works(&mut ranks);
+        folder.assert_empty();
+    }
 }
 
 /// Rank 0 listens at a port that depends on the numbers of job and step.
