@@ -24,6 +24,7 @@ use super::super::wire::{QpOffer, StagedSegment};
 use super::rma_transfer::RmaTransfer;
 use super::{DeviceLinks, VerbsLink};
 use crate::deferred_log::defer;
+use crate::memory::DeviceRegistration;
 use crate::random;
 
 /// Outstanding requests of one transfer: 2 MiB, a hundred times what is in flight at 100 Gbit/s and 2 µs.
@@ -70,6 +71,8 @@ pub(super) struct RmaQueuePair {
     /// Generation of the current queue pair; 0 before the first.
     generation: u32,
     local_qp: Option<LocalQp>,
+    /// Windows that were bound to it.
+    windows: Vec<Weak<Windowed>>,
     peer_offer: Option<QpOffer>,
     /// The last generation that the peer has offered, and the last that it has connected.
     offered: u32,
@@ -110,6 +113,7 @@ impl RmaQueuePair {
         RmaQueuePair {
             generation: 0,
             local_qp: None,
+            windows: Vec::new(),
             peer_offer: None,
             offered: 0,
             confirmed: 0,
@@ -213,6 +217,10 @@ impl RmaQueuePair {
     /// Destroys the queue pair, and makes the next one, whose offer is returned. Transfers end with an error, fetches wait for
     /// the next.
     pub(super) fn fail(&mut self, why: &str) -> io::Result<Option<QpOffer>> {
+        // Windows go first: a device may wait for those that are bound to a queue pair before it destroys that.
+        for windows in self.windows.drain(..).filter_map(|windows| windows.upgrade()) {
+            windows.end();
+        }
         // Once it is destroyed, the device accesses no memory for it.
         if let Some(local_qp) = self.local_qp.take() {
             self.links.remove(local_qp.qp.number);
@@ -276,7 +284,7 @@ impl RmaQueuePair {
     }
 
     /// Binds windows; the result reports whether that has succeeded. `None` when it can't be done now.
-    pub(super) fn open(&mut self, windows: &Windowed, access: AccessFlags) -> io::Result<Option<Arc<OnceLock<bool>>>> {
+    pub(super) fn open(&mut self, windows: &Arc<Windowed>, access: AccessFlags) -> io::Result<Option<Arc<OnceLock<bool>>>> {
         let count = windows.remote_segments().len();
         let (Some(local_qp), true) = (&self.local_qp, self.up && self.outstanding + count <= RMA_REQUESTS) else {
             return Ok(None);
@@ -285,6 +293,11 @@ impl RmaQueuePair {
         if !windows.open(&local_qp.qp, self.id(number), access)? {
             return Ok(None);
         }
+        // Those of memory that is no longer exposed make room.
+        if self.windows.len().is_power_of_two() {
+            self.windows.retain(|windows| windows.strong_count() > 0);
+        }
+        self.windows.push(Arc::downgrade(windows));
         let opened = Arc::<OnceLock<bool>>::default();
         let kind = OperationKind::Windows { opened: opened.clone() };
         self.operations.insert(number, PendingOperation { kind, outstanding: count as u32, stopped: false });
