@@ -127,9 +127,11 @@ impl Gate {
 
     #[track_caller]
     pub fn wait(&self) {
+        // In an emulated machine other steps take their time.
+        let limit = BOUND * patience();
         let (lock, opened) = &*self.0;
-        let (open, _) = opened.wait_timeout_while(lock.lock().unwrap(), BOUND, |open| !*open).unwrap();
-        assert!(*open, "the gate was not opened within {BOUND:?}");
+        let (open, _) = opened.wait_timeout_while(lock.lock().unwrap(), limit, |open| !*open).unwrap();
+        assert!(*open, "the gate was not opened within {limit:?}");
     }
 
     pub fn is_open(&self) -> bool {
