@@ -2,62 +2,24 @@
 
 mod common;
 
-use std::fmt::{Debug, Write};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use calomel::{Engine, Error, Request, Responder};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::Level;
 
+use common::kept_lines::{has, keep, lines};
 use common::{Watchdog, eventually};
-
-static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// Keeps the lines of the levels WARN and ERROR.
-struct KeepsLines;
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let _ = write!(self.0, " {}={value:?}", field.name());
-    }
-}
-
-impl Subscriber for KeepsLines {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("calomel") && *metadata.level() <= Level::WARN
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line(format!("{} {}", event.metadata().level(), event.metadata().target()));
-        event.record(&mut line);
-        LINES.lock().unwrap().push(line.0);
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
 
 /// Waits until a line has all of these parts.
 #[track_caller]
 fn assert_logged(parts: &[&str]) {
-    let logged = || LINES.lock().unwrap().iter().any(|line| parts.iter().all(|part| line.contains(part)));
-    eventually(&format!("a line has {parts:?}, of {:?}", LINES.lock().unwrap()), logged);
+    eventually(&format!("a line has {parts:?}, of {:?}", lines()), || has(parts));
 }
 
 #[test]
 fn faults_of_handlers_are_logged_with_their_procedures() {
     let _watchdog = Watchdog::start("faults_of_handlers_are_logged_with_their_procedures");
-    tracing::subscriber::set_global_default(KeepsLines).unwrap();
+    keep("calomel", Level::WARN);
     let server = Engine::builder().listen("tcp://127.0.0.1:0").same_host_upgrade(false).build().unwrap();
     let client = Engine::client("tcp").unwrap();
     let peer = client.lookup(server.address()).unwrap();
@@ -95,9 +57,10 @@ fn faults_of_handlers_are_logged_with_their_procedures() {
             std::thread::sleep(Duration::from_millis(200));
         })
         .unwrap();
-    let before = LINES.lock().unwrap().len();
+    let before = lines().len();
     let slow = client.procedure::<(), ()>("slow").on(&peer).timeout(Duration::from_millis(50)).call(&());
     assert!(matches!(slow, Err(Error::Timeout { .. })));
     server.finalize().unwrap();
-    assert_eq!(LINES.lock().unwrap().len(), before, "{:?}", LINES.lock().unwrap());
+    let after = lines().clone();
+    assert_eq!(after.len(), before, "{after:?}");
 }

@@ -2,70 +2,27 @@
 
 mod common;
 
-use std::fmt::{Debug, Write};
-use std::sync::{Mutex, Once};
 use std::thread;
 use std::time::Duration;
 
 use calomel::{Engine, EngineBuilder, EngineConfig, HandlerResult, Request, Responder};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::Level;
 
+use common::kept_lines::{self, keep};
 use common::{Watchdog, block_on, eventually};
 
 const THRESHOLD: Duration = Duration::from_millis(20);
 const SLOW: Duration = Duration::from_millis(25);
 
-static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// Keeps the lines of target `calomel::rpc`, and of spans, of which there must be none.
-struct KeepsLines;
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let _ = write!(self.0, " {}={value:?}", field.name());
-    }
-}
-
-impl Subscriber for KeepsLines {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "calomel::rpc" && *metadata.level() <= Level::INFO
-    }
-
-    fn max_level_hint(&self) -> Option<tracing::level_filters::LevelFilter> {
-        Some(tracing::level_filters::LevelFilter::INFO)
-    }
-
-    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
-        LINES.lock().unwrap().push(format!("a span: {attributes:?}"));
-        Id::from_u64(1)
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line(event.metadata().level().to_string());
-        event.record(&mut line);
-        LINES.lock().unwrap().push(line.0);
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
 fn subscribe() {
-    static SET: Once = Once::new();
-    SET.call_once(|| tracing::subscriber::set_global_default(KeepsLines).unwrap());
+    keep("calomel::rpc", Level::INFO);
 }
 
 /// The lines about a procedure; `message`: of calls, or of handlers.
 fn lines(message: &str, procedure: &str) -> Vec<String> {
     let (message, procedure) = (format!("message={message} "), format!("procedure={procedure:?} "));
     let is_it = |line: &&String| format!("{line} ").contains(&message) && format!("{line} ").contains(&procedure);
-    LINES.lock().unwrap().iter().filter(is_it).cloned().collect()
+    kept_lines::lines().iter().filter(is_it).cloned().collect()
 }
 
 #[track_caller]
@@ -131,7 +88,7 @@ fn slow_calls_and_handlers_are_logged() {
             logged("slow call", &name, 3);
         }
     }
-    assert_eq!(LINES.lock().unwrap().iter().find(|line| line.contains("a span")), None);
+    assert_eq!(kept_lines::lines().iter().find(|line| line.contains("a span")), None);
 }
 
 /// What counts is when the response arrived.

@@ -61,7 +61,7 @@ pub struct TransportStats {
     /// What went over them, including those that have ended.
     pub traffic: Traffic,
     /// The time from a call of this engine until its response had arrived, as in [`CallStats`](crate::CallStats): of calls to
-    /// peers that were last connected by this transport.
+    /// the peers that the engine knows, and that were last connected by this transport.
     pub time: Latency,
     /// How many of these calls have failed, by the name of the [`Error`](crate::Error).
     pub errors: BTreeMap<String, u64>,

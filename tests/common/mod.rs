@@ -3,6 +3,7 @@
 // No suite uses all of them.
 #![allow(dead_code)]
 
+pub mod kept_lines;
 pub mod mitm;
 pub mod wire;
 
