@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::text::from_hex;
+
 /// The trace that a call belongs to, and the span that made it: what the headers `traceparent` and `tracestate` of the
 /// [W3C's Trace Context](https://www.w3.org/TR/trace-context/) hold. It travels with calls, one-way or not, and takes no bytes
 /// where there is none.
@@ -57,9 +59,9 @@ impl TraceContext {
     /// Reads a `traceparent`, with a `tracestate` or an empty text. `None` where the first is malformed.
     pub fn parse(traceparent: &str, tracestate: &str) -> Option<TraceContext> {
         let mut parts = traceparent.trim().splitn(5, '-');
-        let version = hex::<1>(parts.next()?)?[0];
-        let (trace_id, parent_id) = (hex(parts.next()?)?, hex(parts.next()?)?);
-        let [flags] = hex(parts.next()?)?;
+        let version = from_hex::<1>(parts.next()?)?[0];
+        let (trace_id, parent_id) = (from_hex(parts.next()?)?, from_hex(parts.next()?)?);
+        let [flags] = from_hex(parts.next()?)?;
         // A later version may have more behind these.
         if version == 0xff || (version == 0 && parts.next().is_some()) {
             return None;
@@ -105,19 +107,6 @@ impl TraceContext {
 /// Printable, so that it can stand in a header or in a log.
 fn is_state(state: &str) -> bool {
     state.len() <= TraceContext::MAX_STATE && state.bytes().all(|byte| (0x20..0x7f).contains(&byte))
-}
-
-/// Reads so many bytes in lower-case hexadecimal digits.
-fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    if text.len() != 2 * N || !text.bytes().all(is_digit) {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(bytes)
 }
 
 impl fmt::Display for TraceContext {

@@ -11,7 +11,7 @@ use super::env::{self, LaunchPlan, StartMethod};
 use super::pmi;
 use super::wait::TimeLimit;
 use crate::sync::Mutex;
-use crate::{Error, Result, random};
+use crate::{Error, Result, random, text};
 
 const KEY_LEN: usize = 32;
 /// The name of its file, before that of the job.
@@ -149,9 +149,7 @@ fn hex(key: &JobKey) -> String {
 }
 
 fn from_hex(text: &str) -> Option<JobKey> {
-    let digits: Vec<u8> = text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
-    (digits.len() == 2 * KEY_LEN).then(|| bytes.try_into().ok().map(JobKey)).flatten()
+    text::from_hex(text).map(JobKey)
 }
 
 #[cfg(test)]

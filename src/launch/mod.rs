@@ -60,7 +60,9 @@
 //! Ranks trust each other, and each peer that may call their engines: it could read what was gathered last, or take the place
 //! of a rank that has not come. Give the engines a key
 //! ([`EngineBuilder::pre_shared_key`](crate::EngineBuilder::pre_shared_key)) or certificates, which the meeting of the ranks
-//! uses, too. [`job_key`] makes a key for each job, where the launcher can hand it out. The world's own calls go to provider 65535: a hook of
+//! uses, too. [`job_key`] makes a key for each job, where the launcher can hand it out.
+//!
+//! The world's own calls go to provider 65535: a hook of
 //! [`EngineBuilder::authorize`](crate::EngineBuilder::authorize) must let them pass.
 
 mod collective;

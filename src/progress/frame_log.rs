@@ -24,7 +24,7 @@ pub(super) fn log(direction: &'static str, link: LinkKey, bytes: &[u8], len: usi
     while !bytes.is_empty() {
         let (message, details, len) = if bytes.starts_with(&MAGIC) {
             let rest = bytes.get(HANDSHAKE_PREFIX - 4..).and_then(|rest| rest.first_chunk::<4>());
-            let len = HANDSHAKE_PREFIX + rest.map_or(0, |len| u32::from_le_bytes(*len) as usize);
+            let len = rest.map_or(0, |len| u32::from_le_bytes(*len) as usize).saturating_add(HANDSHAKE_PREFIX);
             ("handshake", format!("{len} bytes"), len)
         } else {
             match wire::take(bytes) {
