@@ -102,7 +102,7 @@ impl Guest {
         let len = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
         let Some(bytes) = rest.get(..len) else { return Ok(None) };
         // The message's body follows it.
-        let (message, _) = postcard::take_from_bytes(bytes).map_err(io::Error::other)?;
+        let (message, _) = Message::take(bytes).ok_or_else(|| io::Error::other("no message"))?;
         self.incoming.drain(..PREFIX_LEN + len);
         if message == Message::Ping {
             self.stream.write_all(&Message::Pong.frame(&[]))?;

@@ -81,7 +81,20 @@ const LENGTHS: &[Case] = &[
         adversary.bytes(&one_byte_behind(&Message::answer(adversary.call, 0)));
     }),
     case("messages of unknown kinds", Then::HangsUp, |adversary, _| {
-        adversary.bytes(&frame(&[17], &[]));
+        adversary.bytes(&frame(&[0x7f], &[]));
+    }),
+    case("a message of another kind with a layout of its own", Then::HangsUp, |adversary, _| {
+        adversary.bytes(&frame(&[0x85; 60], &[]));
+    }),
+    case("a request with an unknown flag", Then::HangsUp, |adversary, _| {
+        let mut message = Message::call(1, "add", 2).bytes();
+        message[1] |= 4;
+        adversary.bytes(&frame(&message, &[1, 2]));
+    }),
+    case("an answer with other bytes where zeros belong", Then::HangsUp, |adversary, _| {
+        let mut message = Message::answer(adversary.call, 1).bytes();
+        message[3] = 1;
+        adversary.bytes(&frame(&message, &[1]));
     }),
     case("a message of kind 2^63", Then::HangsUp, |adversary, _| {
         adversary.bytes(&frame(&[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01], &[]));
@@ -97,8 +110,8 @@ const LENGTHS: &[Case] = &[
         adversary.bytes(&frame(&message, &[0]));
     }),
     case("a name of 2^64 - 1 bytes", Then::HangsUp, |adversary, _| {
-        // Request, call 1, procedure 1, a name.
-        let message = [&[0, 1, 1, 1][..], &[0xff; 9], &[0x01], b"add"].concat();
+        // The name is behind the fields.
+        let message = [&Message::call(1, "add", 2).bytes()[..44], &[0xff; 9], &[0x01], b"add"].concat();
         adversary.bytes(&frame(&message, &[]));
     }),
     case("a name longer than the limit", Then::HangsUp, |adversary, _| {

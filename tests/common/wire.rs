@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 pub const MAGIC: &[u8; 8] = b"calomel\0";
 /// The version of the protocol.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// The encoded shape of a type about which nothing is known.
 pub const ANYTHING: u8 = 32;
 /// Kinds of handshake messages.
@@ -45,23 +45,6 @@ pub fn frame(message: &[u8], body: &[u8]) -> Vec<u8> {
 /// A message of an open link. Its body follows it in the frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    Request {
-        call: u64,
-        procedure: u32,
-        declaration: Option<(String, Vec<u8>)>,
-        provider: u16,
-        budget_us: u64,
-        one_way: bool,
-        leases: (u64, u32),
-        size: u64,
-    },
-    Response {
-        call: u64,
-        result: u32,
-        shape: Vec<u8>,
-        leases: (u64, u32),
-        size: u64,
-    },
     Refuse {
         call: u64,
         status: Status,
@@ -69,8 +52,6 @@ pub enum Message {
     Cancel {
         call: u64,
     },
-    Pull(Range),
-    Push(Range),
     Done {
         transfer: u64,
         status: Status,
@@ -78,12 +59,6 @@ pub enum Message {
     Abort {
         transfer: u64,
         push: bool,
-    },
-    Data {
-        stream: Stream,
-        id: u64,
-        offset: u64,
-        len: u32,
     },
     Ping,
     Pong,
@@ -113,6 +88,37 @@ pub enum Message {
         call: u64,
         provider: u16,
     },
+    // These have layouts of their own.
+    #[serde(skip)]
+    Request {
+        call: u64,
+        procedure: u32,
+        declaration: Option<(String, Vec<u8>)>,
+        provider: u16,
+        budget_us: u64,
+        one_way: bool,
+        leases: (u64, u32),
+        size: u64,
+    },
+    #[serde(skip)]
+    Response {
+        call: u64,
+        result: u32,
+        shape: Vec<u8>,
+        leases: (u64, u32),
+        size: u64,
+    },
+    #[serde(skip)]
+    Pull(Range),
+    #[serde(skip)]
+    Push(Range),
+    #[serde(skip)]
+    Data {
+        stream: Stream,
+        id: u64,
+        offset: u64,
+        len: u32,
+    },
 }
 
 impl Message {
@@ -136,7 +142,62 @@ impl Message {
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        postcard::to_stdvec(self).unwrap()
+        match self {
+            Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size } => {
+                let flags = u8::from(*one_way) | u8::from(declaration.is_some()) << 1;
+                let mut bytes = [&[0x80, flags][..], &provider.to_le_bytes(), &procedure.to_le_bytes()].concat();
+                [*call, *budget_us, *size, leases.0].map(|number| bytes.extend(number.to_le_bytes()));
+                bytes.extend(leases.1.to_le_bytes());
+                bytes.extend(declaration.iter().flat_map(|declaration| postcard::to_stdvec(declaration).unwrap()));
+                bytes
+            }
+            Message::Response { call, result, shape, leases, size } => {
+                let mut bytes = [&[0x81, u8::from(!shape.is_empty()) << 1, 0, 0][..], &result.to_le_bytes()].concat();
+                [*call, *size, leases.0].map(|number| bytes.extend(number.to_le_bytes()));
+                bytes.extend(leases.1.to_le_bytes());
+                if !shape.is_empty() {
+                    bytes.extend(postcard::to_stdvec(shape).unwrap());
+                }
+                bytes
+            }
+            Message::Pull(range) => range.bytes(0x82),
+            Message::Push(range) => range.bytes(0x83),
+            Message::Data { stream, id, offset, len } => {
+                [&[0x84, *stream as u8, 0, 0][..], &len.to_le_bytes(), &id.to_le_bytes(), &offset.to_le_bytes()].concat()
+            }
+            other => postcard::to_stdvec(other).unwrap(),
+        }
+    }
+
+    /// The message at the beginning of a frame's content, and what is behind it.
+    pub fn take(bytes: &[u8]) -> Option<(Message, &[u8])> {
+        let number = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+        let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
+        let declares = bytes.get(1).is_some_and(|flags| flags & 2 != 0);
+        Some(match bytes.first()? {
+            0x80 => {
+                let provider = u16::from_le_bytes(bytes.get(2..4)?.try_into().ok()?);
+                let (call, budget_us, size, leases) = (number(8)?, number(16)?, number(24)?, (number(32)?, word(40)?));
+                let (declaration, left) = behind(declares, bytes.get(44..)?)?;
+                let (procedure, one_way) = (word(4)?, bytes[1] & 1 != 0);
+                (Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size }, left)
+            }
+            0x81 => {
+                let (call, size, leases) = (number(8)?, number(16)?, (number(24)?, word(32)?));
+                let (shape, left) = behind(declares, bytes.get(36..)?)?;
+                (Message::Response { call, result: word(4)?, shape: shape.unwrap_or_default(), leases, size }, left)
+            }
+            0x82 | 0x83 => {
+                let token = bytes.get(20..36)?.try_into().ok()?;
+                let range = Range { transfer: number(4)?, owner: number(12)?, token, offset: number(36)?, len: number(44)? };
+                (if bytes[0] == 0x82 { Message::Pull(range) } else { Message::Push(range) }, &bytes[52..])
+            }
+            0x84 => {
+                let stream = [Stream::Pull, Stream::Push, Stream::Request, Stream::Response][usize::from(bytes[1])];
+                (Message::Data { stream, len: word(4)?, id: number(8)?, offset: number(16)? }, &bytes[24..])
+            }
+            _ => postcard::take_from_bytes(bytes).ok()?,
+        })
     }
 
     /// A frame with this message.
@@ -145,7 +206,7 @@ impl Message {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     Pull,
     Push,
@@ -154,7 +215,7 @@ pub enum Stream {
 }
 
 /// A range of exposed memory that a transfer concerns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     pub transfer: u64,
     pub owner: u64,
@@ -164,6 +225,12 @@ pub struct Range {
 }
 
 impl Range {
+    fn bytes(&self, kind: u8) -> Vec<u8> {
+        let mut bytes = [&[kind, 0, 0, 0][..], &self.transfer.to_le_bytes(), &self.owner.to_le_bytes(), &self.token].concat();
+        [self.offset, self.len].map(|number| bytes.extend(number.to_le_bytes()));
+        bytes
+    }
+
     /// The whole range of a bulk, taken from the bulk's encoding.
     pub fn of(transfer: u64, bulk: &calomel::Bulk) -> Range {
         let bytes = postcard::to_stdvec(bulk).unwrap();
@@ -171,6 +238,14 @@ impl Range {
         let ((token, offset, len, _, _, owner), _) = postcard::take_from_bytes::<Begin>(&bytes).unwrap();
         Range { transfer, owner, token, offset, len }
     }
+}
+
+/// What the flags say is behind the fields of a message.
+fn behind<T: serde::de::DeserializeOwned>(declares: bool, bytes: &[u8]) -> Option<(Option<T>, &[u8])> {
+    if !declares {
+        return Some((None, bytes));
+    }
+    postcard::take_from_bytes(bytes).ok().map(|(value, left)| (Some(value), left))
 }
 
 /// How the other side's part of an operation ended.

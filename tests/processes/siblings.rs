@@ -192,7 +192,7 @@ fn take_frame(stream: &mut TcpStream) -> (Message, Vec<u8>) {
     let prefix = take(stream, PREFIX_LEN);
     let frame = take(stream, length(&prefix[4..]));
     let (message, body) = frame.split_at(length(&prefix[8..]));
-    (postcard::from_bytes(message).unwrap(), body.to_vec())
+    (Message::take(message).unwrap().0, body.to_vec())
 }
 
 /// The complete messages of a handshake.

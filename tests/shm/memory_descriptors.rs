@@ -93,7 +93,7 @@ fn frames(mut bytes: &[u8]) -> Vec<Message> {
     while bytes.len() >= wire::PREFIX_LEN {
         let len = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
         let (frame, message) = (len(4), len(8));
-        messages.extend(postcard::from_bytes(&bytes[wire::PREFIX_LEN..][..message]));
+        messages.extend(Message::take(&bytes[wire::PREFIX_LEN..][..message]).map(|(message, _)| message));
         bytes = &bytes[wire::PREFIX_LEN + frame..];
     }
     messages

@@ -206,7 +206,7 @@ fn response_of_peer_that_has_hung_up_arrives() {
                 assert!(peer.take(BYTES).starts_with(b"calomel\0"));
                 let call = loop {
                     let frame = peer.take(BYTES);
-                    if let Ok((Message::Request { call, .. }, _)) = postcard::take_from_bytes(&frame[wire::PREFIX_LEN..]) {
+                    if let Some((Message::Request { call, .. }, _)) = Message::take(&frame[wire::PREFIX_LEN..]) {
                         break call;
                     }
                 };
@@ -238,7 +238,7 @@ fn loan_withdrawn_during_its_read_fails_the_pull() {
         peer.call(1, "fetch", arguments.len(), &arguments);
         let transfer = loop {
             let frame = peer.take(BYTES);
-            if let Ok((Message::Pull(range), _)) = postcard::take_from_bytes(&frame[wire::PREFIX_LEN..]) {
+            if let Some((Message::Pull(range), _)) = Message::take(&frame[wire::PREFIX_LEN..]) {
                 break range.transfer;
             }
         };
@@ -259,7 +259,7 @@ fn loan_withdrawn_during_its_read_fails_the_pull() {
         peer.send_message(&Message::Done { transfer, status: Status::Ok }, &[]);
         let fetched = loop {
             let frame = peer.take(BYTES);
-            if let Ok((Message::Response { .. }, body)) = postcard::take_from_bytes(&frame[wire::PREFIX_LEN..]) {
+            if let Some((Message::Response { .. }, body)) = Message::take(&frame[wire::PREFIX_LEN..]) {
                 break postcard::from_bytes::<Result<u8, String>>(body).unwrap();
             }
         };

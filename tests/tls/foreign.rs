@@ -160,7 +160,7 @@ impl Foreign {
             }
             let frame: Vec<u8> = self.received.drain(..whole).collect();
             if std::mem::replace(&mut self.handshake_done, true)
-                && let (Message::Response { call, .. }, body) = postcard::take_from_bytes(&frame[PREFIX_LEN..]).unwrap()
+                && let (Message::Response { call, .. }, body) = Message::take(&frame[PREFIX_LEN..]).unwrap()
                 && call == number
             {
                 return postcard::from_bytes(body).unwrap();

@@ -1,11 +1,12 @@
 //! The wire format: what engines send to each other, as bytes.
 //!
 //! A connection begins with a handshake, of pieces whose first sixteen bytes keep their layout in every version. Then come
-//! frames: a prefix of three words, little endian (a checksum, two lengths), a [`Message`] in postcard's format, the message's
-//! body, if it has one, and, on request, a checksum of the body. A [`Message::Data`] is followed by `len` bytes of payload
-//! outside the frame, so that they can be read straight into their target. Checksums are CRC-32C: they detect corruption by a
-//! network or a memory, not forgery.
+//! frames: a prefix of three words, little endian (a checksum, two lengths), a [`Message`], the message's body, if it has one,
+//! and, on request, a checksum of the body. Five messages have fixed layouts, the others postcard's format. A
+//! [`Message::Data`] is followed by `len` bytes of payload outside the frame, so that they can be read straight into their
+//! target. Checksums are CRC-32C: they detect corruption by a network or a memory, not forgery.
 
+mod fixed;
 mod handshake;
 
 use serde::de::Visitor;
@@ -18,7 +19,7 @@ pub(crate) use handshake::PREAMBLE_LEN;
 pub(crate) use handshake::{HandshakeMessage, Hello, ParsedHandshake, Refusal, encode_handshake, parse_handshake};
 
 /// Versions of the protocol that this crate supports, lowest and highest.
-pub(crate) const VERSIONS: (u16, u16) = (3, 3);
+pub(crate) const VERSIONS: (u16, u16) = (4, 4);
 pub(crate) const MAGIC: [u8; 8] = *b"calomel\0";
 /// Longest hello: far more than sixteen addresses and the numbers usually take.
 pub(crate) const MAX_HELLO: usize = 16 << 10;
@@ -61,7 +62,7 @@ pub(crate) struct LeaseRange {
 }
 
 /// Which bytes a [`Message::Data`] brings. The number beside it is the operation's, chosen by the side that began it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stream {
     /// What the receiver asked for with `Pull`.
     Pull,
@@ -75,31 +76,6 @@ pub(crate) enum Stream {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message<'a> {
-    /// A call. The body is behind it, or follows as `Data` when it is shorter than `size`.
-    Request {
-        call: u64,
-        /// The caller's number for name and type; zero: for this call only.
-        procedure: u32,
-        /// What the number stands for: with the first call on a connection that uses it.
-        #[serde(borrow)]
-        declaration: Option<Declare<'a>>,
-        provider: u16,
-        /// The time left until the caller's deadline, in microseconds.
-        budget_us: u64,
-        one_way: bool,
-        leases: LeaseRange,
-        size: u64,
-    },
-    Response {
-        call: u64,
-        /// The sender's number for the type of the result; zero: for this answer only.
-        result: u32,
-        /// The shape of that type, with the first answer on a connection that uses the number; else empty.
-        #[serde(borrow)]
-        shape: BorrowedBytes<'a>,
-        leases: LeaseRange,
-        size: u64,
-    },
     Refuse {
         call: u64,
         status: Status,
@@ -108,8 +84,6 @@ pub(crate) enum Message<'a> {
     Cancel {
         call: u64,
     },
-    Pull(Range),
-    Push(Range),
     /// The owner has completed or refused a transfer.
     Done {
         transfer: u64,
@@ -119,12 +93,6 @@ pub(crate) enum Message<'a> {
     Abort {
         transfer: u64,
         push: bool,
-    },
-    Data {
-        stream: Stream,
-        id: u64,
-        offset: u64,
-        len: u32,
     },
     Ping,
     Pong,
@@ -178,6 +146,43 @@ pub(crate) enum Message<'a> {
     IdleAgreed,
     /// An answer to `Idle`, or to `IdleAgreed`: the link is not to be closed.
     InUse,
+    // These have layouts of their own: see `fixed`. They come last, since serde does not count them when it reads.
+    /// A call. The body is behind it, or follows as `Data` when it is shorter than `size`.
+    #[serde(skip)]
+    Request {
+        call: u64,
+        /// The caller's number for name and type; zero: for this call only.
+        procedure: u32,
+        /// What the number stands for: with the first call on a connection that uses it.
+        declaration: Option<Declare<'a>>,
+        provider: u16,
+        /// The time left until the caller's deadline, in microseconds.
+        budget_us: u64,
+        one_way: bool,
+        leases: LeaseRange,
+        size: u64,
+    },
+    #[serde(skip)]
+    Response {
+        call: u64,
+        /// The sender's number for the type of the result; zero: for this answer only.
+        result: u32,
+        /// The shape of that type, with the first answer on a connection that uses the number; else empty.
+        shape: BorrowedBytes<'a>,
+        leases: LeaseRange,
+        size: u64,
+    },
+    #[serde(skip)]
+    Pull(Range),
+    #[serde(skip)]
+    Push(Range),
+    #[serde(skip)]
+    Data {
+        stream: Stream,
+        id: u64,
+        offset: u64,
+        len: u32,
+    },
 }
 
 /// A procedure and the shape of its arguments.
@@ -189,7 +194,7 @@ pub(crate) struct Declare<'a> {
 }
 
 /// A range of exposed memory that a transfer concerns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub transfer: u64,
     /// The incarnation that exposed the memory; a restarted engine has another.
@@ -281,9 +286,7 @@ pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered
     let start = out.len();
     out.reserve(ROOM + body.len());
     out.extend_from_slice(&[0; PREFIX_LEN]);
-    if !put_short(out, message) {
-        encode(message, out).expect("messages are made of integers, strings and bytes, which postcard always takes");
-    }
+    fixed::encode(message, out);
     let inside = start + PREFIX_LEN;
     let end = out.len();
     let head = (end - inside) as u32;
@@ -293,8 +296,8 @@ pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered
         out.extend_from_slice(&crc32c::crc32c(body).to_le_bytes());
     }
     let len = u32::try_from(out.len() - inside).expect("what goes into a frame is bounded by the eager limit");
-    out[start + 4..start + 8].copy_from_slice(&len.to_le_bytes());
-    out[start + 8..inside].copy_from_slice(&(if covered { head | COVERED } else { head }).to_le_bytes());
+    let head = if covered { head | COVERED } else { head };
+    out[start + 4..inside].copy_from_slice(&(u64::from(head) << 32 | u64::from(len)).to_le_bytes());
     let sum = crc32c::crc32c(&out[start + 4..end]);
     out[start..start + 4].copy_from_slice(&sum.to_le_bytes());
 }
@@ -302,132 +305,9 @@ pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered
 /// Room for most messages without their bodies.
 const ROOM: usize = 64;
 
-/// As `encode`, for the messages that each call and each transfer needs: postcard takes some 800 instructions for one of them,
-/// this a tenth. False for the others.
-fn put_short(out: &mut Vec<u8>, message: &Message<'_>) -> bool {
-    let mut short = Short { bytes: [0; 96], len: 0 };
-    match message {
-        Message::Request { call, procedure, declaration: None, provider, budget_us, one_way, leases, size } => {
-            short.numbers([REQUEST, *call, u64::from(*procedure), 0, u64::from(*provider), *budget_us, u64::from(*one_way)]);
-            short.numbers([leases.first, u64::from(leases.count), *size]);
-        }
-        Message::Response { call, result, shape: BorrowedBytes([]), leases, size } => {
-            short.numbers([RESPONSE, *call, u64::from(*result), 0, leases.first, u64::from(leases.count), *size]);
-        }
-        Message::Pull(range) => short.range(PULL, range),
-        Message::Push(range) => short.range(PUSH, range),
-        Message::Data { stream, id, offset, len } => {
-            short.numbers([DATA, *stream as u64, *id, *offset, u64::from(*len)]);
-        }
-        _ => return false,
-    }
-    out.extend_from_slice(&short.bytes[..short.len]);
-    true
-}
-
-// The numbers of these variants in postcard's format.
-const REQUEST: u64 = 0;
-const RESPONSE: u64 = 1;
-const PULL: u64 = 4;
-const PUSH: u64 = 5;
-const DATA: u64 = 8;
-
-/// Numbers in postcard's format: seven bits a byte, the lowest first, the top bit set if more follow. A number takes ten bytes
-/// at most, so there is room for the longest message.
-struct Short {
-    bytes: [u8; 96],
-    len: usize,
-}
-
-impl Short {
-    fn number(&mut self, mut number: u64) {
-        while number >= 0x80 {
-            self.bytes[self.len] = number as u8 | 0x80;
-            self.len += 1;
-            number >>= 7;
-        }
-        self.bytes[self.len] = number as u8;
-        self.len += 1;
-    }
-
-    fn numbers<const N: usize>(&mut self, numbers: [u64; N]) {
-        numbers.into_iter().for_each(|number| self.number(number));
-    }
-
-    fn range(&mut self, variant: u64, range: &Range) {
-        self.numbers([variant, range.transfer, range.owner]);
-        self.bytes[self.len..self.len + range.token.len()].copy_from_slice(&range.token);
-        self.len += range.token.len();
-        self.numbers([range.offset, range.len]);
-    }
-}
-
-/// Decodes the messages that `put_short` writes: with the result of postcard, in fewer instructions. `None` for all others,
-/// which postcard has to decode.
-fn take_short(bytes: &[u8]) -> Option<Message<'_>> {
-    let ([variant], bytes) = numbers(bytes)?;
-    let (message, left) = match variant {
-        REQUEST => {
-            let ([call, procedure, 0, provider, budget_us, one_way @ 0..=1, first, count, size], left) = numbers(bytes)? else {
-                return None;
-            };
-            let leases = LeaseRange { first, count: count.try_into().ok()? };
-            let (procedure, provider, one_way) = (procedure.try_into().ok()?, provider.try_into().ok()?, one_way == 1);
-            (Message::Request { call, procedure, declaration: None, provider, budget_us, one_way, leases, size }, left)
-        }
-        RESPONSE => {
-            let ([call, result, 0, first, count, size], left) = numbers(bytes)? else { return None };
-            let leases = LeaseRange { first, count: count.try_into().ok()? };
-            (Message::Response { call, result: result.try_into().ok()?, shape: BorrowedBytes(&[]), leases, size }, left)
-        }
-        PULL | PUSH => {
-            let ([transfer, owner], left) = numbers(bytes)?;
-            let (&token, left) = left.split_first_chunk()?;
-            let ([offset, len], left) = numbers(left)?;
-            let range = Range { transfer, owner, token, offset, len };
-            (if variant == PULL { Message::Pull(range) } else { Message::Push(range) }, left)
-        }
-        DATA => {
-            let ([stream, id, offset, len], left) = numbers(bytes)?;
-            let stream = *[Stream::Pull, Stream::Push, Stream::Request, Stream::Response].get(usize::try_from(stream).ok()?)?;
-            (Message::Data { stream, id, offset, len: len.try_into().ok()? }, left)
-        }
-        _ => return None,
-    };
-    left.is_empty().then_some(message)
-}
-
-/// Decodes numbers as [`Short`] writes them.
-fn numbers<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
-    let mut numbers = [0; N];
-    for number in &mut numbers {
-        let (&byte, rest) = bytes.split_first()?;
-        (*number, bytes) = if byte < 0x80 { (u64::from(byte), rest) } else { long_number(bytes)? };
-    }
-    Some((numbers, bytes))
-}
-
-/// A number of several bytes. `None`, too, if it is longer than it need be: postcard accepts some of those.
-fn long_number(mut bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let (mut number, mut shift) = (0, 0);
-    while let Some((&byte, rest)) = bytes.split_first() {
-        bytes = rest;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            // Only the lowest bit of the tenth byte belongs to a number of 64 bits.
-            return (byte == 1 || (byte > 1 && shift < 63)).then_some((number, bytes));
-        }
-        shift += 7;
-        if shift > 63 {
-            break;
-        }
-    }
-    None
-}
-
 /// Decodes the message of a frame of `len` bytes.
 fn decode(message: &[u8], len: usize) -> Result<Message<'_>, FrameError> {
-    let (message, left) = postcard::take_from_bytes(message)
+    let (message, left) = fixed::take(message)
         .map_err(|error| FrameError::Broken(format!("a frame of {len} bytes has no valid message: {error}")))?;
     if !left.is_empty() {
         return Err(FrameError::Broken(format!("{} bytes follow the message", left.len())));
@@ -478,10 +358,7 @@ pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, FrameError> {
         return Err(FrameError::Damaged);
     }
     let Some(mut body) = body else { return Ok(Frame::Incomplete) };
-    let message = match take_short(message) {
-        Some(message) => message,
-        None => decode(message, len)?,
-    };
+    let message = decode(message, len)?;
     if covered {
         let Some((covered, sum)) = body.split_last_chunk::<SUM_LEN>() else {
             return Err(FrameError::Broken("a body that is shorter than its checksum".to_owned()));
