@@ -146,14 +146,14 @@ impl Message {
             Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size } => {
                 let flags = u8::from(*one_way) | u8::from(declaration.is_some()) << 1;
                 let mut bytes = [&[0x80, flags][..], &provider.to_le_bytes(), &procedure.to_le_bytes()].concat();
-                [*call, *budget_us, *size, leases.0].map(|number| bytes.extend(number.to_le_bytes()));
+                bytes.extend([*call, *budget_us, *size, leases.0].map(u64::to_le_bytes).concat());
                 bytes.extend(leases.1.to_le_bytes());
                 bytes.extend(declaration.iter().flat_map(|declaration| postcard::to_stdvec(declaration).unwrap()));
                 bytes
             }
             Message::Response { call, result, shape, leases, size } => {
                 let mut bytes = [&[0x81, u8::from(!shape.is_empty()) << 1, 0, 0][..], &result.to_le_bytes()].concat();
-                [*call, *size, leases.0].map(|number| bytes.extend(number.to_le_bytes()));
+                bytes.extend([*call, *size, leases.0].map(u64::to_le_bytes).concat());
                 bytes.extend(leases.1.to_le_bytes());
                 if !shape.is_empty() {
                     bytes.extend(postcard::to_stdvec(shape).unwrap());
@@ -227,7 +227,7 @@ pub struct Range {
 impl Range {
     fn bytes(&self, kind: u8) -> Vec<u8> {
         let mut bytes = [&[kind, 0, 0, 0][..], &self.transfer.to_le_bytes(), &self.owner.to_le_bytes(), &self.token].concat();
-        [self.offset, self.len].map(|number| bytes.extend(number.to_le_bytes()));
+        bytes.extend([self.offset, self.len].map(u64::to_le_bytes).concat());
         bytes
     }
 

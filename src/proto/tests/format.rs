@@ -259,7 +259,7 @@ fn encoding_of_version_4_is_unchanged() {
     let encoded = |message: &Message<'_>| {
         let mut bytes = Vec::new();
         put(&mut bytes, message, b"abc", false);
-        assert_eq!(bytes[4..12], number(bytes.len() as u64 - 12 | (bytes.len() as u64 - 15) << 32));
+        assert_eq!(bytes[4..12], number((bytes.len() as u64 - 12) | ((bytes.len() as u64 - 15) << 32)));
         bytes[12..bytes.len() - 3].to_vec()
     };
     assert_eq!(encoded(&message), head);
