@@ -9,7 +9,7 @@ use super::descriptor::Bulk;
 use super::exposed::{Exposed, ExposedSlice};
 use crate::engine::{Endpoint, Engine, EngineShared, MonitoredTransfer, deadline};
 use crate::memory::{self, BorrowedRegion, Buffer, CopyOutcome, Element, ReadElement, Slice, Writable, WritableBuffer};
-use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, REFUSED_BY_FILTER, error_of, nanos};
+use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, OwnCompletion, REFUSED_BY_FILTER, error_of, nanos};
 use crate::proto::{Failure, PeerTag, Proto, Remote, TransferDirection, TransferId};
 use crate::transport::interfaces::in_own_networks;
 use crate::{Address, Error, Result};
@@ -314,7 +314,7 @@ impl RemoteBulk {
 
     /// Also returns when the transfer had ended, where that is known.
     fn run_to_end(&self, pull: bool, local: &Slice) -> (Result<usize>, Option<u64>) {
-        let completion = Completion::new();
+        let completion = OwnCompletion::new();
         let (started, len) = self.start(pull, local, &completion, false);
         let id = match started {
             StartedTransfer::Done(result) => return (result, None),

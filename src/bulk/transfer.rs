@@ -3,7 +3,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -11,7 +10,7 @@ use super::exposed::{Exposed, ExposedSlice};
 use super::remote::{RemoteBulk, StartedTransfer, TransferBeginning};
 use crate::Result;
 use crate::memory::{BorrowedSlice, Buffer, Element, ReadElement, Slice, Writable};
-use crate::progress::{Completion, OperationOutcome, wait_any};
+use crate::progress::{OperationOutcome, OwnCompletion, wait_any};
 use crate::proto::{Failure, TransferId};
 
 /// Polls drive for transfers of at most so many bytes: for longer ones that means to copy, which takes longer than a poll may.
@@ -132,7 +131,7 @@ pub struct Transfer<B: Buffer, L: TransferBuffer = Exposed<B>> {
 enum TransferState {
     /// It had ended when it was started.
     Done(Option<Result<usize>>),
-    InProgress(Arc<Completion>, TransferId),
+    InProgress(OwnCompletion, TransferId),
 }
 
 impl<B: Buffer, L: TransferBuffer> Unpin for Transfer<B, L> {}
@@ -146,7 +145,7 @@ impl<B: Buffer, L: TransferBuffer> Transfer<B, L> {
         memory: Slice,
         allowed: Result<()>,
     ) -> Transfer<B, L> {
-        let completion = Completion::new();
+        let completion = OwnCompletion::new();
         let beginning = remote.beginning(pull, memory.len.min(remote.len()), Instant::now());
         let (started, len) = match allowed {
             Ok(()) => remote.start(pull, &memory, &completion, true),

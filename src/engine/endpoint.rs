@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Engine, EngineShared, completed, deadline};
-use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of};
+use crate::progress::{EngineEnv, OperationOutcome, OwnCompletion, error_of};
 use crate::proto::{Answer, Body, CallId, Failure, LinkId, PeerId, PeerTag, Question};
 use crate::{Address, Error, MessageSide, Result, Transport};
 
@@ -176,7 +176,7 @@ impl Endpoint {
 
     fn start_asking(&self, question: Question, what: &'static str, timeout: Duration) -> Result<AskedPeer<'_>> {
         self.shared.check(what)?;
-        let completion = Completion::new();
+        let completion = OwnCompletion::new();
         let now = Instant::now();
         let deadline = deadline(now, timeout);
         let started = self.shared.core.exec(|proto| proto.ask(self.tag.id, question, deadline, completion.clone(), now));
@@ -196,7 +196,7 @@ struct AskedPeer<'a> {
     endpoint: &'a Endpoint,
     what: &'static str,
     timeout: Duration,
-    completion: Arc<Completion>,
+    completion: OwnCompletion,
     call: CallId,
 }
 

@@ -18,7 +18,7 @@ use crate::engine::{
     CallPath, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed, deadline, decoding,
     encode_message, outgoing_body, with_encode_buffer,
 };
-use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of, wait_any};
+use crate::progress::{Completion, EngineEnv, OperationOutcome, OwnCompletion, error_of, wait_any};
 use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, Rejected};
 use crate::shape::{Mismatch, Shape, Verdicts};
 use crate::{Error, MessageSide, Result, TraceContext};
@@ -89,7 +89,7 @@ struct CallTarget {
 
 /// A call in progress: its completion, and its id.
 struct StartedCall {
-    completion: Arc<Completion>,
+    completion: OwnCompletion,
     id: CallId,
     beginning: CallBeginning,
 }
@@ -283,11 +283,11 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         timed: bool,
         one_way: bool,
         start: impl FnOnce(CallSpec<'_, EngineEnv>, Instant) -> std::result::Result<T, Failure>,
-    ) -> Result<(Arc<Completion>, T, CallBeginning, Instant)> {
+    ) -> Result<(OwnCompletion, T, CallBeginning, Instant)> {
         let CallTarget { shared, info, endpoint, timeout, .. } = &self.target;
         shared.check_with(|| format!("call of `{}`", info.name))?;
         shared.check_same_engine(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
-        let completion = Completion::new();
+        let completion = OwnCompletion::new();
         let now = Instant::now();
         let mut beginning = self.target.beginning(one_way);
         let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
@@ -444,7 +444,7 @@ impl CallTarget {
     /// Waits until the peer has granted credit for a one-way call of this cost, or may accept an announced one that it has
     /// refused. False when the deadline passes first, or when there is no reason to wait.
     fn await_credit(&self, cost: Option<u32>, deadline: Instant) -> bool {
-        let (core, credit) = (&self.shared.core, Completion::new());
+        let (core, credit) = (&self.shared.core, OwnCompletion::new());
         let _waiter = CreditWaiter { target: self, credit: &credit };
         let now = Instant::now();
         core.exec(|proto| proto.await_credit(self.endpoint.peer(), cost, credit.clone(), now))
@@ -453,7 +453,7 @@ impl CallTarget {
 
     /// As `await_credit`, for async code.
     async fn credit(&self, cost: Option<u32>, deadline: Instant) -> bool {
-        let (core, credit) = (&self.shared.core, Completion::new());
+        let (core, credit) = (&self.shared.core, OwnCompletion::new());
         let waiter = CreditWaiter { target: self, credit: &credit };
         let now = Instant::now();
         if !core.exec(|proto| proto.await_credit(self.endpoint.peer(), cost, credit.clone(), now)) {

@@ -215,7 +215,7 @@ pub enum Stream {
 }
 
 /// A range of exposed memory that a transfer concerns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
     pub transfer: u64,
     pub owner: u64,
