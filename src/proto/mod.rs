@@ -455,7 +455,15 @@ impl<E: Env> Proto<E> {
     }
 
     /// Takes the outputs, which are to be executed in this order. To be called after each other method.
+    // Many steps have none.
+    #[inline]
     pub(crate) fn poll(&mut self, outputs: &mut VecDeque<Output<E>>) {
+        if !(self.outputs.is_empty() && self.ready.is_empty() && self.parked.is_empty()) {
+            self.poll_some(outputs);
+        }
+    }
+
+    fn poll_some(&mut self, outputs: &mut VecDeque<Output<E>>) {
         self.poll_unsent(outputs);
         while let Some(id) = self.ready.pop_front() {
             if let Some(output) = self.links.get_mut(id).and_then(|link| link.transmit(id, self.calls_arrived)) {
