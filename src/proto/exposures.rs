@@ -1,6 +1,6 @@
 //! Memory that peers may access, by token; what they do with it at the moment; and the leases on it.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Instant;
 
@@ -62,29 +62,27 @@ struct ExposedMemory<M> {
     accesses: PeerAccesses,
 }
 
-/// How many revoked tokens are remembered, to answer `Revoked` instead of `AccessDenied`.
+/// How many revoked tokens are remembered at least, to answer `Revoked` instead of `AccessDenied`; twice as many at most.
 const REMEMBERED: usize = 4096;
 
 /// The tokens that were revoked last. They are looked up, not searched for: peers may ask for tokens by the thousand.
 #[derive(Default)]
 struct RevokedTokens {
-    in_order: VecDeque<u128>,
-    all: HashSet<u128, BuildHasherDefault<TokenHasher>>,
+    recent: HashSet<u128, BuildHasherDefault<TokenHasher>>,
+    earlier: HashSet<u128, BuildHasherDefault<TokenHasher>>,
 }
 
 impl RevokedTokens {
     fn remember(&mut self, token: u128) {
-        if self.in_order.len() == REMEMBERED
-            && let Some(oldest) = self.in_order.pop_front()
-        {
-            self.all.remove(&oldest);
+        if self.recent.len() == REMEMBERED {
+            std::mem::swap(&mut self.recent, &mut self.earlier);
+            self.recent.clear();
         }
-        self.in_order.push_back(token);
-        self.all.insert(token);
+        self.recent.insert(token);
     }
 
     fn contains(&self, token: u128) -> bool {
-        self.all.contains(&token)
+        self.recent.contains(&token) || self.earlier.contains(&token)
     }
 }
 

@@ -213,6 +213,15 @@ fn shm_pull_of_4_kib() -> Result<()> {
     Ok(())
 }
 
+/// Memory is exposed, and withdrawn. Allocation is the system's.
+#[test]
+fn expose_and_drop() -> Result<()> {
+    let engine = Engine::builder().listen("loop://").build()?;
+    let content: Arc<[u8]> = vec![7u8; 4096].into();
+    repeat(|| drop(engine.expose_read_only(black_box(content.clone())).unwrap()));
+    Ok(())
+}
+
 /// Drives the server whenever the client polls.
 struct LockstepTransport {
     inner: Box<dyn TransportDriver>,
