@@ -75,14 +75,13 @@ fn handmade_peer_that_obeys_the_protocol_is_served() {
         for piece in arguments[here..].chunks(MAX_BODY) {
             peer.put(PAYLOAD, piece);
         }
-        // A frame, behind its prefix: `Response`, number of the call; no shape, no leases, size; the result.
         let answer = loop {
             let frame = peer.take(BYTES);
-            if frame.get(wire::PREFIX_LEN) == Some(&1) {
-                break frame;
+            if let Some((Message::Response { .. }, body)) = Message::take(&frame[wire::PREFIX_LEN..]) {
+                break body.to_vec();
             }
         };
-        assert!(answer.ends_with(&postcard::to_stdvec(&100_000usize).unwrap()), "{answer:?}");
+        assert_eq!(answer, postcard::to_stdvec(&100_000usize).unwrap());
         assert_eq!(peer.get(Word::Finished(0)), 1);
     }
 }
@@ -493,8 +492,7 @@ const RECORDS: &[Case] = &[
         |address| {
             let mut peer = Forged::after_handshake(address, true);
             peer.call(1, "swallow", 1 << 20, &[]);
-            let frame = postcard::to_stdvec(&Message::Data { stream: Stream::Request, id: 1, offset: 0, len: 5 }).unwrap();
-            let frame = wire::frame(&frame, &[]);
+            let frame = Message::Data { stream: Stream::Request, id: 1, offset: 0, len: 5 }.frame(&[]);
             peer.put(BYTES, &[frame.clone(), frame].concat());
             peer
         },
@@ -579,8 +577,7 @@ fn peer_that_sends_after_its_disconnect_is_not_read() {
     let mut peer = Forged::after_handshake(&scene.address, true);
     rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Both).unwrap();
     // Pings: there is always something in the ring, as fast as it is read.
-    let ping = postcard::to_stdvec(&9u32).unwrap();
-    let ping = wire::frame(&ping, &[]);
+    let ping = Message::Ping.frame(&[]);
     let (begin, mut checked) = (Instant::now(), Instant::now());
     loop {
         peer.put(BYTES, &ping);
