@@ -765,7 +765,9 @@ impl<E: Env> Proto<E> {
             Stream::Response if status == PayloadStatus::Damaged => {
                 self.abandon_call(CallId::from(KeyData::from_ffi(number)), Failure::Checksum);
             }
-            // The body of a message belongs to its sender: only a peer that breaks the protocol revokes it meanwhile.
+            // The caller has given the call up, and its arguments with it.
+            Stream::Request if status == PayloadStatus::SourceGone => self.handle_cancel(id, number),
+            // The body of an answer belongs to its sender: only a peer that breaks the protocol revokes it meanwhile.
             Stream::Request | Stream::Response if status != PayloadStatus::Whole => {
                 self.close(id, broken("a message whose body was revoked".into()));
             }

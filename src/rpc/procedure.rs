@@ -18,9 +18,10 @@ use crate::engine::{
     CallPath, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed, deadline, decoding,
     encode_message, outgoing_body, with_encode_buffer,
 };
+use crate::memory::{BorrowedRegion, Slice};
 use crate::progress::{Completion, EngineEnv, OperationOutcome, OwnCompletion, error_of, wait_any};
-use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, Rejected};
-use crate::shape::{Mismatch, Shape, Verdicts};
+use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, OutgoingBody, Rejected};
+use crate::shape::{InPlace, Mismatch, Shape, Verdicts};
 use crate::{Error, MessageSide, Result, TraceContext};
 
 /// The name of a remote procedure, with the types of its arguments and of its result. Cheap to clone. Made by
@@ -159,8 +160,30 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     where
         R: DeserializeOwned,
     {
+        if let Some(content) = InPlace::of(&arguments).filter(|content| content.bytes.len() > self.eager_limit()) {
+            return self.call_in_place(&content);
+        }
         let (started, deadline) = self.begin(arguments, None, false, false)?;
         self.target.wait(&started, Some(deadline))
+    }
+
+    /// As `call`, with the arguments sent from where they lie: to copy a large message into a buffer of its own, and out of the
+    /// caches, takes as long as to send it.
+    fn call_in_place(&self, content: &InPlace<'_>) -> Result<R>
+    where
+        R: DeserializeOwned,
+    {
+        let head = content.head();
+        // Closed when the call has ended, however it ends: what is still being sent of it then gets no further access.
+        let borrowed = BorrowedRegion::read_only([&head[..], content.bytes]);
+        let body = Some(Slice::whole(borrowed.region()));
+        let (completion, id, beginning, deadline) =
+            self.encoded(content, body, None, false, false, |spec, now| self.start_call(spec, now))?;
+        self.target.wait(&StartedCall { completion, id, beginning }, Some(deadline))
+    }
+
+    fn eager_limit(&self) -> usize {
+        self.target.shared.config.eager_limit
     }
 
     /// Calls, and returns at once. The result comes through the [`Pending`]: wait for it, or await it.
@@ -255,7 +278,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
 
     /// Starts a one-way call, if the peer has granted credit for it.
     fn try_begin(&self, arguments: &A, until: Instant) -> Result<Begun> {
-        self.encoded(arguments, Some(until), false, true, |spec, now| {
+        self.encoded(arguments, None, Some(until), false, true, |spec, now| {
             match self.target.shared.core.exec_call(now, |proto| proto.call(spec, now)) {
                 Ok(id) => Ok(Ok(id)),
                 Err(Rejected::Failed(failure)) => Err(failure),
@@ -270,15 +293,16 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
 
     fn begin(&self, arguments: &A, until: Option<Instant>, timed: bool, one_way: bool) -> Result<(StartedCall, Instant)> {
         let (completion, id, beginning, deadline) =
-            self.encoded(arguments, until, timed, one_way, |spec, now| self.start_call(spec, now))?;
+            self.encoded(arguments, None, until, timed, one_way, |spec, now| self.start_call(spec, now))?;
         Ok((StartedCall { completion, id, beginning }, deadline))
     }
 
     /// Encodes the arguments, and starts the call by `start`. Returns its completion, what `start` returned, its beginning, and
-    /// the deadline.
+    /// the deadline. `body` is what to send where it need not be encoded: then the arguments only show their type.
     fn encoded<T>(
         &self,
-        arguments: &A,
+        arguments: &(impl Serialize + ?Sized),
+        body: Option<Slice>,
         until: Option<Instant>,
         timed: bool,
         one_way: bool,
@@ -294,7 +318,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         let started = with_encode_buffer(|buffer| {
             let (leases, declared) = encode_message(arguments, buffer, shared, &info.arguments)
                 .map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
-            beginning.sent = buffer.len();
+            let content = body.map_or_else(|| outgoing_body(buffer, self.eager_limit()), OutgoingBody::Large);
+            beginning.sent = content.len();
             let spec = CallSpec {
                 peer: endpoint.peer(),
                 label: info.label,
@@ -302,7 +327,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 name: &info.name,
                 shape: &declared.shape,
                 provider: endpoint.provider_id(),
-                content: outgoing_body(buffer, shared.config.eager_limit),
+                content,
                 leases,
                 deadline,
                 trace: beginning.span.trace(),

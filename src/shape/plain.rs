@@ -12,8 +12,10 @@ use std::mem::{self, ManuallyDrop};
 use postcard::{Error, Result};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::forward_to_deserialize_any;
+use serde::ser::{Serialize, Serializer};
 
 use super::Leaf;
+use super::wire::encode_number;
 
 /// A type of elements.
 pub(super) trait Plain: Copy + 'static {
@@ -244,6 +246,75 @@ pub(super) fn slice_of<I, T: Plain>(sequence: &I) -> Option<&[T]> {
     } else if ty == TypeId::of::<&Vec<T>>() {
         // SAFETY: as above, with a `&Vec<T>`.
         Some(unsafe { *sequence.cast::<&Vec<T>>() })
+    } else {
+        None
+    }
+}
+
+/// A list of numbers, or a text, whose bytes on the wire are those in memory, behind their count: all of a message.
+///
+/// It encodes as a list of one number, or as an empty text, which shows of the type what the whole list shows.
+pub(crate) struct InPlace<'a> {
+    leaf: Leaf,
+    /// Numbers, or bytes of the text.
+    count: usize,
+    pub bytes: &'a [u8],
+}
+
+impl<'a> InPlace<'a> {
+    /// The content of a value of these types, and of no other: whatever `Serialize` hands out may be gone when it returns.
+    #[inline]
+    pub(crate) fn of<A: ?Sized>(value: &'a &A) -> Option<InPlace<'a>> {
+        macro_rules! find {
+            ($($ty:ty)*) => {
+                $(if let Some(numbers) = slice_of::<&A, $ty>(value) {
+                    return Some(InPlace {
+                        leaf: <$ty>::LEAF,
+                        count: numbers.len(),
+                        bytes: bytemuck::cast_slice(numbers),
+                    });
+                })*
+            };
+        }
+        if cfg!(target_endian = "little") {
+            find!(u8 i8 bool f32 f64);
+        }
+        let text = text_of(value)?;
+        Some(InPlace { leaf: Leaf::Str, count: text.len(), bytes: text.as_bytes() })
+    }
+
+    /// What stands before the bytes on the wire.
+    pub(crate) fn head(&self) -> Vec<u8> {
+        let mut head = Vec::with_capacity(LONGEST);
+        encode_number(self.count as u64, &mut head);
+        head
+    }
+}
+
+impl Serialize for InPlace<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self.leaf {
+            Leaf::U8 => [0u8][..].serialize(serializer),
+            Leaf::I8 => [0i8][..].serialize(serializer),
+            Leaf::Bool => [false][..].serialize(serializer),
+            Leaf::F32 => [0f32][..].serialize(serializer),
+            Leaf::F64 => [0f64][..].serialize(serializer),
+            _ => serializer.serialize_str(""),
+        }
+    }
+}
+
+/// The text, if it is a `str` or `String`.
+#[inline]
+fn text_of<'a, A: ?Sized>(value: &'a &A) -> Option<&'a str> {
+    let ty = typeid::of::<A>();
+    let value = &raw const *value;
+    if ty == TypeId::of::<str>() {
+        // SAFETY: `A` is `str`, so this is a `&str`, for a lifetime that is at least the result's.
+        Some(unsafe { *value.cast::<&str>() })
+    } else if ty == TypeId::of::<String>() {
+        // SAFETY: as above, with a `&String`.
+        Some(unsafe { *value.cast::<&String>() })
     } else {
         None
     }
