@@ -1,7 +1,5 @@
 //! Checksums of exposed memory.
 
-use smallvec::SmallVec;
-
 use super::{IoVec, ReadAccess, WriteAccess};
 
 /// Bytes copied out at a time, so that no reference to the memory is made. The copy fits into the L1 cache.
@@ -10,29 +8,24 @@ const STEP: usize = 4 << 10;
 impl ReadAccess<'_> {
     /// Continues the checksum `sum` with `len` bytes from `skip` on.
     pub(crate) fn checksum(&self, skip: usize, len: usize, sum: u32) -> u32 {
-        let mut pieces = SmallVec::new();
-        self.pieces(skip, usize::MAX, &mut pieces);
-        of_pieces(&pieces, len, sum)
+        of_pieces(self.range(skip, len), sum)
     }
 }
 
 impl WriteAccess<'_> {
     /// As [`ReadAccess::checksum`].
     pub(crate) fn checksum(&self, skip: usize, len: usize, sum: u32) -> u32 {
-        let mut pieces = SmallVec::new();
-        self.pieces(skip, usize::MAX, &mut pieces);
-        of_pieces(&pieces, len, sum)
+        of_pieces(self.range(skip, len), sum)
     }
 }
 
-/// CRC-32C of the first `len` bytes of the pieces, continued from `sum`. The pieces are those of an access that is held.
-fn of_pieces(pieces: &[IoVec], mut len: usize, mut sum: u32) -> u32 {
+/// CRC-32C of the pieces, continued from `sum`. The pieces are those of an access that is held.
+fn of_pieces(pieces: impl Iterator<Item = IoVec>, mut sum: u32) -> u32 {
     let mut copy = [0u8; STEP];
     for piece in pieces {
-        let end = piece.iov_len.min(len);
         let mut at = 0;
-        while at < end {
-            let step = STEP.min(end - at);
+        while at < piece.iov_len {
+            let step = STEP.min(piece.iov_len - at);
             let source = piece.iov_base.cast::<u8>().wrapping_add(at);
             // SAFETY: `step` bytes from there on lie in the piece, in a segment that is valid for reads, and that no thread of
             // this process writes while the access lasts; the copy is a local array of at least that length.
@@ -40,7 +33,6 @@ fn of_pieces(pieces: &[IoVec], mut len: usize, mut sum: u32) -> u32 {
             sum = crc32c::crc32c_append(sum, &copy[..step]);
             at += step;
         }
-        len -= end;
     }
     sum
 }

@@ -212,23 +212,27 @@ impl Region {
         Some(registered)
     }
 
-    /// The raw pieces that make up `len` bytes from `offset`, at most `max` of them.
-    fn pieces(&self, offset: usize, len: usize, max: usize, out: &mut SmallVec<[IoVec; 8]>) -> usize {
+    /// Whether parts of it lie in blocks that peers can map.
+    pub(crate) fn has_blocks(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
+    /// The raw pieces that make up `len` bytes from `offset`.
+    fn pieces(&self, offset: usize, len: usize) -> impl Iterator<Item = IoVec> {
         debug_assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
-        let mut index = self.segments.partition_point(|s| s.start + s.len <= offset);
+        let first = self.segments.partition_point(|s| s.start + s.len <= offset);
         let (mut at, mut left) = (offset, len);
-        while left > 0 && index < self.segments.len() && out.len() < max {
-            let segment = &self.segments[index];
+        let pieces = self.segments[first..].iter().map_while(move |segment| {
+            if left == 0 {
+                return None;
+            }
             let skip = at - segment.start;
             let take = left.min(segment.len - skip);
-            if take > 0 {
-                out.push(IoVec { iov_base: segment.address.wrapping_add(skip).cast(), iov_len: take });
-            }
             at += take;
             left -= take;
-            index += 1;
-        }
-        len - left
+            Some(IoVec { iov_base: segment.address.wrapping_add(skip).cast(), iov_len: take })
+        });
+        pieces.filter(|piece| piece.iov_len > 0)
     }
 }
 
@@ -323,6 +327,17 @@ impl Slice {
         self.has_ended() || !*self.region.gate.read()
     }
 
+    fn pieces(&self, skip: usize, len: usize) -> impl Iterator<Item = IoVec> {
+        debug_assert!(skip.checked_add(len).is_some_and(|end| end <= self.len));
+        self.region.pieces(self.offset + skip, len)
+    }
+
+    fn add_pieces(&self, skip: usize, max: usize, out: &mut SmallVec<[IoVec; 8]>) -> usize {
+        let before = out.len();
+        out.extend(self.pieces(skip, self.len - skip).take(max.saturating_sub(before)));
+        out[before..].iter().map(|piece| piece.iov_len).sum()
+    }
+
     /// The same memory, for one operation: until [`Slice::end`].
     pub(crate) fn for_one_operation(&self) -> Slice {
         Slice { over: Some(Arc::default()), ..self.clone() }
@@ -342,10 +357,8 @@ impl Slice {
     pub(crate) fn read(&self, out: &mut [u8]) -> bool {
         assert_eq!(out.len(), self.len);
         let Some(access) = self.read_access() else { return false };
-        let mut pieces = SmallVec::new();
-        access.pieces(0, usize::MAX, &mut pieces);
         let mut at = 0;
-        for piece in &pieces {
+        for piece in access.range(0, self.len) {
             let target = out[at..at + piece.iov_len].as_mut_ptr();
             // SAFETY: the piece lies in a segment valid for reads, which no thread writes while the access lasts; the target is
             // a slice of exactly this length, and can't overlap with memory behind a gate.
@@ -362,10 +375,8 @@ impl Slice {
     pub(crate) fn write(&self, bytes: &[u8]) -> bool {
         assert_eq!(bytes.len(), self.len);
         let Some(access) = self.write_access() else { return false };
-        let mut pieces = SmallVec::new();
-        access.pieces(0, usize::MAX, &mut pieces);
         let mut at = 0;
-        for piece in &pieces {
+        for piece in access.range(0, self.len) {
             let source = bytes[at..at + piece.iov_len].as_ptr();
             // SAFETY: the piece lies in a segment valid for writes, which no other thread accesses while the access lasts; the
             // source is a slice of exactly this length, and can't overlap with memory behind a gate.
@@ -377,9 +388,14 @@ impl Slice {
 }
 
 impl ReadAccess<'_> {
-    /// The raw pieces from `skip` bytes into the slice on, at most `max`; how many bytes they hold together.
+    /// Adds the raw pieces from `skip` bytes into the slice on, at most `max` in the list; how many bytes they hold together.
     pub(crate) fn pieces(&self, skip: usize, max: usize, out: &mut SmallVec<[IoVec; 8]>) -> usize {
-        self.slice.region.pieces(self.slice.offset + skip, self.slice.len - skip, max, out)
+        self.slice.add_pieces(skip, max, out)
+    }
+
+    /// The raw pieces of `len` bytes from `skip` bytes into the slice on.
+    pub(crate) fn range(&self, skip: usize, len: usize) -> impl Iterator<Item = IoVec> {
+        self.slice.pieces(skip, len)
     }
 
     /// Adds a loan, which outlasts this access. Closing the gate ends it.
@@ -391,7 +407,12 @@ impl ReadAccess<'_> {
 impl WriteAccess<'_> {
     /// As [`ReadAccess::pieces`].
     pub(crate) fn pieces(&self, skip: usize, max: usize, out: &mut SmallVec<[IoVec; 8]>) -> usize {
-        self.slice.region.pieces(self.slice.offset + skip, self.slice.len - skip, max, out)
+        self.slice.add_pieces(skip, max, out)
+    }
+
+    /// As [`ReadAccess::range`].
+    pub(crate) fn range(&self, skip: usize, len: usize) -> impl Iterator<Item = IoVec> {
+        self.slice.pieces(skip, len)
     }
 }
 
@@ -446,9 +467,8 @@ fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> CopyOutcome {
     if same && source.has_ended() {
         return CopyOutcome::SourceClosed;
     }
-    let (mut from, mut to) = (SmallVec::<[IoVec; 8]>::new(), SmallVec::<[IoVec; 8]>::new());
-    source.region.pieces(source.offset, source.len, usize::MAX, &mut from);
-    target.region.pieces(target.offset, target.len, usize::MAX, &mut to);
+    let mut from: SmallVec<[IoVec; 8]> = source.pieces(0, source.len).collect();
+    let mut to: SmallVec<[IoVec; 8]> = target.pieces(0, target.len).collect();
     // What comes next is taken from the ends of the lists.
     if !backwards {
         from.reverse();

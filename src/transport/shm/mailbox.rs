@@ -148,7 +148,7 @@ impl ShmOutbox {
             };
             let done = match self.lend(connection, &access, &payload, sending)? {
                 Some(done) => done,
-                None => self.copy(&access, payload.len, sending)?,
+                None => self.copy(&access, &payload, sending)?,
             };
             if !done {
                 return Ok(Written::Part);
@@ -165,7 +165,7 @@ impl ShmOutbox {
         payload: &Slice,
         sending: &mut ShmSend,
     ) -> Result<Option<bool>, ProtocolViolation> {
-        if payload.len <= SMALL {
+        if payload.len <= SMALL || !sending.lends && !payload.region.has_blocks() {
             return Ok(None);
         }
         let mut pieces = smallvec::SmallVec::new();
@@ -212,15 +212,19 @@ impl ShmOutbox {
         Ok(Some(true))
     }
 
-    /// Copies the next piece into the ring. False: there is no room.
-    fn copy(&mut self, access: &ReadAccess<'_>, len: usize, sending: &mut ShmSend) -> Result<bool, ProtocolViolation> {
-        let (skip, now) = (sending.covered, PIECE.min(len - sending.covered));
-        if !self.has_room(now)? {
-            return Ok(false);
+    /// Copies pieces into the ring: all of the payload, unless the next may be lent. False: there is no room.
+    fn copy(&mut self, access: &ReadAccess<'_>, payload: &Slice, sending: &mut ShmSend) -> Result<bool, ProtocolViolation> {
+        loop {
+            let (skip, now) = (sending.covered, PIECE.min(payload.len - sending.covered));
+            if !self.has_room(now)? {
+                return Ok(false);
+            }
+            self.producer.put(RecordKind::Payload, now, |segment, at| segment.write_memory(at, access, skip, now));
+            sending.covered += now;
+            if sending.covered == payload.len || payload.region.has_blocks() {
+                return Ok(true);
+            }
         }
-        self.producer.put(RecordKind::Payload, now, |segment, at| segment.write_memory(at, access, skip, now));
-        sending.covered += now;
-        Ok(true)
     }
 
     /// Gives the peer the descriptor of a block, unless it has it; false when it must not have it. The peer can read the block

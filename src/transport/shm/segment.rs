@@ -119,12 +119,10 @@ impl SharedSegment {
 
     /// Writes `len` bytes of exposed memory, from offset `skip` on, into this side's own ring.
     pub(super) fn write_memory(&self, at: u64, access: &ReadAccess<'_>, skip: usize, len: usize) {
-        let mut pieces = smallvec::SmallVec::new();
-        access.pieces(skip, usize::MAX, &mut pieces);
         let (mut at, mut left) = (at, len);
-        for piece in pieces {
+        for piece in access.range(skip, len) {
             let mut source = piece.iov_base.cast::<u8>().cast_const();
-            for (address, len) in self.ranges(at, piece.iov_len.min(left)) {
+            for (address, len) in self.ranges(at, piece.iov_len) {
                 // SAFETY: the range is this side's own, as above; the source is memory that the access keeps valid for reads,
                 // and at least as long.
                 unsafe { std::ptr::copy_nonoverlapping(source, address, len) };
@@ -150,12 +148,10 @@ impl SharedSegment {
 
     /// Copies out of a ring into exposed memory, from offset `skip` on.
     pub(super) fn read_memory(&self, at: u64, access: &WriteAccess<'_>, skip: usize, len: usize) {
-        let mut pieces = smallvec::SmallVec::new();
-        access.pieces(skip, usize::MAX, &mut pieces);
         let (mut at, mut left) = (at, len);
-        for piece in pieces {
+        for piece in access.range(skip, len) {
             let mut target = piece.iov_base.cast::<u8>();
-            for (address, len) in self.ranges(at, piece.iov_len.min(left)) {
+            for (address, len) in self.ranges(at, piece.iov_len) {
                 // SAFETY: as above for the range; the target is memory that the access keeps valid for writes, exclusively, and
                 // at least as long.
                 unsafe { std::ptr::copy_nonoverlapping(address, target, len) };
