@@ -78,57 +78,80 @@ impl Plain for bool {
     }
 }
 
-/// So many numbers are encoded together.
-const CHUNK: usize = 8;
+/// Numbers that are encoded before their bytes are copied into the message.
+const BLOCK: usize = 32;
+/// Numbers that are encoded together, if all take two bytes or all take one; and those of one byte that are decoded together.
+const FOUR: usize = 4;
+const EIGHT: usize = 8;
 /// Most bytes of a number.
 const LONGEST: usize = 10;
 /// The bit of each byte that says whether another one follows.
 const MORE: u64 = 0x8080_8080_8080_8080;
-/// These bits of numbers of two bytes each.
+/// These bits of four numbers of two bytes each.
 const PAIRS: u64 = 0x0080_0080_0080_0080;
+/// Of a number below 2^14 in 16 bits, four of them in a word: its upper seven bits.
+const UPPER: u64 = 0x3f80_3f80_3f80_3f80;
+const LOWER: u64 = 0x007f_007f_007f_007f;
+/// The bit behind these 14.
+const BEYOND: u64 = 0x4000_4000_4000_4000;
 
 /// Spreads 56 bits over eight bytes, seven to each.
 #[inline]
 fn spread(number: u64) -> u64 {
     let spread = (number & 0x0000_0000_0fff_ffff) | (number & 0x00ff_ffff_f000_0000) << 4;
     let spread = (spread & 0x0000_3fff_0000_3fff) | (spread & 0x0fff_c000_0fff_c000) << 2;
-    (spread & 0x007f_007f_007f_007f) | (spread & 0x3f80_3f80_3f80_3f80) << 1
+    (spread & LOWER) | (spread & UPPER) << 1
+}
+
+/// Puts numbers into a word, so many bits for each.
+#[inline]
+fn packed(numbers: [u64; FOUR], bits: u32) -> u64 {
+    numbers[0] | numbers[1] << bits | numbers[2] << (2 * bits) | numbers[3] << (3 * bits)
 }
 
 fn encode_numbers<T: Copy>(elements: &[T], to_wire: impl Fn(T) -> u64, out: &mut Vec<u8>) {
     out.reserve(elements.len());
-    let mut bytes = [0; CHUNK * LONGEST];
-    for chunk in elements.chunks(CHUNK) {
-        // Neighbours are mostly alike: numbers that all take a byte, or all take two.
-        let all = chunk.iter().fold(0, |all, element| all | to_wire(*element));
-        if all < 1 << 7 {
-            out.extend(chunk.iter().map(|element| to_wire(*element) as u8));
-            continue;
-        }
-        if all < 1 << 14 && chunk.iter().all(|element| to_wire(*element) >= 1 << 7) {
-            let pairs = chunk.iter().map(|element| {
-                let number = to_wire(*element);
-                [number as u8 | 0x80, (number >> 7) as u8]
-            });
-            pairs.zip(bytes.as_chunks_mut().0).for_each(|(pair, to)| *to = pair);
-            out.extend_from_slice(&bytes[..2 * chunk.len()]);
-            continue;
-        }
+    let mut bytes = [0; BLOCK * LONGEST];
+    for block in elements.chunks(BLOCK) {
         let mut len = 0;
-        for element in chunk {
-            let mut number = to_wire(*element);
-            while number >= 1 << 56 {
-                bytes[len] = number as u8 | 0x80;
-                number >>= 7;
-                len += 1;
+        let (fours, rest) = block.as_chunks::<FOUR>();
+        for four in fours {
+            // Neighbours are mostly alike: numbers that all take a byte, or all take two.
+            let numbers = four.map(&to_wire);
+            let all = numbers[0] | numbers[1] | numbers[2] | numbers[3];
+            if all < 1 << 14 {
+                let pairs = packed(numbers, 16);
+                if (pairs + UPPER) & BEYOND == BEYOND {
+                    let pairs = (pairs & LOWER) | PAIRS | (pairs & UPPER) << 1;
+                    bytes[len..len + 2 * FOUR].copy_from_slice(&pairs.to_le_bytes());
+                    len += 2 * FOUR;
+                    continue;
+                }
+                if all < 1 << 7 {
+                    bytes[len..len + FOUR].copy_from_slice(&(packed(numbers, 8) as u32).to_le_bytes());
+                    len += FOUR;
+                    continue;
+                }
             }
-            let last = (u64::BITS - 1 - (number | 1).leading_zeros()) / 7;
-            let more = MORE & ((1 << (8 * last)) - 1);
-            bytes[len..len + 8].copy_from_slice(&(spread(number) | more).to_le_bytes());
-            len += last as usize + 1;
+            numbers.into_iter().for_each(|number| encode_in_place(number, &mut bytes, &mut len));
         }
+        rest.iter().for_each(|element| encode_in_place(to_wire(*element), &mut bytes, &mut len));
         out.extend_from_slice(&bytes[..len]);
     }
+}
+
+/// Encodes a number at `len`, with room for [`LONGEST`] bytes there, of which some may be overwritten by the next.
+#[inline]
+fn encode_in_place(mut number: u64, bytes: &mut [u8; BLOCK * LONGEST], len: &mut usize) {
+    while number >= 1 << 56 {
+        bytes[*len] = number as u8 | 0x80;
+        number >>= 7;
+        *len += 1;
+    }
+    let last = (u64::BITS - 1 - (number | 1).leading_zeros()) / 7;
+    let more = MORE & ((1 << (8 * last)) - 1);
+    bytes[*len..*len + 8].copy_from_slice(&(spread(number) | more).to_le_bytes());
+    *len += last as usize + 1;
 }
 
 /// A number of at most `bits` bits, as postcard decodes it.
@@ -146,33 +169,25 @@ fn decode_number(bits: u32, rest: &mut &[u8]) -> Result<u64> {
     Err(Error::DeserializeBadVarint)
 }
 
-/// The bits that say whether another byte follows.
-#[inline]
-fn marks(bytes: &[u8; 2 * CHUNK]) -> [u64; 2] {
-    let (halves, _) = bytes.as_chunks();
-    [halves[0], halves[1]].map(|half| u64::from_le_bytes(half) & MORE)
-}
-
 fn decode_numbers<T: Copy>(bits: u32, count: usize, rest: &mut &[u8], from_wire: impl Fn(u64) -> T) -> Result<Vec<T>> {
-    let mut elements = vec![from_wire(0); count];
+    let mut elements = Vec::with_capacity(count);
     let mut from = *rest;
-    for chunk in elements.chunks_mut(CHUNK) {
-        match from.split_first_chunk::<{ 2 * CHUNK }>() {
-            Some((pairs, behind)) if chunk.len() == CHUNK && marks(pairs) == [PAIRS; 2] => {
-                let number = |pair: &[u8; 2]| u64::from(pair[0] & 0x7f) | u64::from(pair[1]) << 7;
-                chunk.iter_mut().zip(pairs.as_chunks().0).for_each(|(element, pair)| *element = from_wire(number(pair)));
+    while let Some(left) = count.checked_sub(elements.len()).filter(|left| *left > 0) {
+        if let Some((bytes, behind)) = from.split_first_chunk::<EIGHT>().filter(|_| left >= EIGHT) {
+            let word = u64::from_le_bytes(*bytes);
+            if word & MORE == PAIRS {
+                let pairs = (word & LOWER) | (word >> 1) & UPPER;
+                elements.extend_from_slice(&[0, 16, 32, 48].map(|shift| from_wire((pairs >> shift) & 0xffff)));
                 from = behind;
+                continue;
             }
-            Some((bytes, _)) if chunk.len() == CHUNK && marks(bytes)[0] == 0 => {
-                chunk.iter_mut().zip(bytes).for_each(|(element, byte)| *element = from_wire((*byte).into()));
-                from = &from[CHUNK..];
-            }
-            _ => {
-                for element in chunk {
-                    *element = from_wire(decode_number(bits, &mut from)?);
-                }
+            if word & MORE == 0 {
+                elements.extend_from_slice(&bytes.map(|byte| from_wire(byte.into())));
+                from = behind;
+                continue;
             }
         }
+        elements.push(from_wire(decode_number(bits, &mut from)?));
     }
     *rest = from;
     Ok(elements)

@@ -180,7 +180,7 @@ proptest! {
     }
 
     #[test]
-    fn any_numbers_are_encoded_as_postcard_does(list in prop::collection::vec(prop_oneof![0u64..300, any::<u64>()], 0..40)) {
+    fn any_numbers_are_encoded_as_postcard_does(list in prop::collection::vec(prop_oneof![0u64..300, 100u64..20_000, any::<u64>()], 0..80)) {
         prop_assert_eq!(encode(&list), postcard::to_stdvec(&list).unwrap());
         let signed: Vec<i64> = list.iter().map(|number| *number as i64).collect();
         prop_assert_eq!(encode(&signed), postcard::to_stdvec(&signed).unwrap());

@@ -81,6 +81,26 @@ fn decode_list_of_bytes() {
     repeat(|| assert_eq!(crate::rpc::decode::<Vec<u8>>(black_box(&body)).unwrap().len(), 64 << 10));
 }
 
+/// As indices, or counts, are: few bytes each, mostly as many as their neighbours.
+fn numbers() -> Vec<u64> {
+    (0..8 << 10).collect()
+}
+
+#[test]
+fn encode_list_of_numbers() {
+    let (list, known, mut body) = (numbers(), known(), Vec::new());
+    repeat(|| {
+        body.clear();
+        assert!(matches!(known.0.encode(black_box(&list), &mut body, &known.1), Ok(Encoded::As(_))));
+    });
+}
+
+#[test]
+fn decode_list_of_numbers() {
+    let body = postcard::to_stdvec(&numbers()).unwrap();
+    repeat(|| assert_eq!(crate::rpc::decode::<Vec<u64>>(black_box(&body)).unwrap().len(), 8 << 10));
+}
+
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 enum Kind {
     Plain,
@@ -126,6 +146,7 @@ fn by_hand_from(builder: impl Fn() -> EngineBuilder, listen: &str, scheme: Trans
     let server = builder().listen(listen).build()?;
     server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y)?;
     server.define("record", |_: &Request, record: Record| record)?;
+    server.define_borrowed::<[u8], _, _>("take", |_: &Request, bytes: &[u8]| bytes.len())?;
     let far: Arc<OnceLock<Arc<Core>>> = Arc::default();
     let server_core = far.clone();
     let wrap = move |inner| -> Box<dyn TransportDriver> {
@@ -198,6 +219,16 @@ fn shm_call_with_record() -> Result<()> {
     let (_server, client, peer) = by_hand("shm://", Transport::Shm)?;
     let (echo, record) = (client.procedure::<Record, Record>("record").on(&peer), record());
     repeat(|| assert_eq!(echo.call(black_box(&record)).unwrap().id, 1 << 40));
+    Ok(())
+}
+
+/// Copied into the ring and out of it, and nowhere else: sent from where they lie, and read where they arrived. As many as fit
+/// into the ring, since this thread drives both sides.
+#[test]
+fn shm_call_with_64_kib_of_bytes() -> Result<()> {
+    let (_server, client, peer) = by_hand("shm://", Transport::Shm)?;
+    let (take, bytes) = (client.procedure::<[u8], usize>("take").on(&peer), vec![7; 64 << 10]);
+    repeat(|| assert_eq!(take.call(black_box(&bytes)).unwrap(), bytes.len()));
     Ok(())
 }
 
