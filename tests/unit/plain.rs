@@ -83,6 +83,37 @@ fn lists_of_numbers_have_the_bytes_of_postcard() {
     check(&numbers.iter().map(|number| *number as i16).collect::<Vec<i16>>());
 }
 
+#[track_caller]
+fn check_in_place<A: Serialize + ?Sized>(value: &A) {
+    let content = InPlace::of(&value).expect("its bytes lie in memory as they are sent");
+    assert_eq!([&content.head(), content.bytes].concat(), postcard::to_stdvec(value).unwrap());
+    assert_eq!(Shape::of_value(&content), Shape::of_value(value));
+}
+
+#[test]
+fn bytes_in_memory_are_those_on_the_wire_and_show_the_same_shape() {
+    for len in [1, 127, 128, 20_000] {
+        check_in_place(&vec![7u8; len]);
+        check_in_place(&vec![7u8; len][..]);
+        check_in_place(&vec![-7i8; len]);
+        check_in_place(&vec![true; len]);
+        check_in_place(&vec![0.5f32; len]);
+        check_in_place(&vec![0.5f64; len][..]);
+        check_in_place(&"ä".repeat(len));
+        check_in_place(&"ä".repeat(len)[..]);
+    }
+}
+
+/// What these encode may lie elsewhere, or not for as long as the value.
+#[test]
+fn other_types_are_copied() {
+    assert!(InPlace::of(&&vec![7u64; 100]).is_none());
+    assert!(InPlace::of(&&vec!['a'; 100]).is_none());
+    assert!(InPlace::of(&&[7u8; 100]).is_none());
+    assert!(InPlace::of(&&(vec![7u8; 100],)).is_none());
+    assert!(InPlace::of(&&std::sync::Mutex::new(String::new())).is_none());
+}
+
 #[test]
 fn type_with_an_encoding_of_its_own_keeps_it() {
     #[derive(Debug, PartialEq, Clone, Copy)]

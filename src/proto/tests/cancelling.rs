@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::env::{TestLease, pattern};
+use super::env::{Mem, TestLease, pattern};
 use super::host::assert_failed;
 use super::malformed::request;
-use super::net::{Net, call};
+use super::net::{Net, TestCall, call};
 use super::raw::frame;
 use super::wire::{Message, Range, Stream};
 use super::{Failure, PayloadStatus, Reply};
@@ -91,6 +91,38 @@ fn large_request_cancelled_at_any_point_leaves_nothing_behind() {
             assert_eq!(net.hosts[1].cancelled, [before], "finalizing may wait for requests that are arriving");
         }
         net.drop_requests(1);
+        net.end();
+    }
+}
+
+/// The memory of a large request is taken back when its call has ended, at any point: the server gets all of it or nothing, and
+/// the connection stays.
+#[test]
+fn large_request_whose_memory_is_taken_back_at_any_point_leaves_the_connection() {
+    for steps in 0..40 {
+        let mut net = Net::new(2);
+        net.settings.piece = 100 << 10;
+        let memory = Mem::new(pattern(1, LARGE));
+        let op = net.call(0, 1, TestCall { memory: Some(memory.clone()), ..call("") });
+        let link = net.hosts[0].proto.links.keys().next();
+        for _ in 0..steps {
+            if !net.step() {
+                net.advance(net.settings.delay);
+            }
+        }
+        net.cancel(0, op);
+        memory.close();
+        net.advance(10 * MOMENT);
+        if let Some(arrived) = net.hosts[1].inbox.first() {
+            assert!(arrived.body == pattern(1, LARGE), "step {steps}");
+        }
+        net.drop_requests(1);
+        let after = net.call(0, 1, call("after"));
+        net.advance(10 * MOMENT);
+        net.serve(1);
+        net.advance(10 * MOMENT);
+        assert!(net.hosts[0].is_done(after));
+        assert_eq!(net.hosts[0].proto.links.keys().next(), link);
         net.end();
     }
 }

@@ -59,12 +59,14 @@ pub struct TestCall {
     pub one_way: bool,
     pub leases: Vec<TestLease>,
     pub trace: Option<TraceContext>,
+    /// Memory that is sent in place of `body`, while its owner may still close it.
+    pub memory: Option<Mem>,
 }
 
 pub fn call(body: impl Into<Vec<u8>>) -> TestCall {
     let timeout = Duration::from_secs(30);
     let (body, leases) = (body.into(), Vec::new());
-    TestCall { procedure: 1, name: "echo", body, shape: b"s", timeout, one_way: false, leases, trace: None }
+    TestCall { procedure: 1, name: "echo", body, shape: b"s", timeout, one_way: false, leases, trace: None, memory: None }
 }
 
 /// The configuration of most tests.
@@ -183,7 +185,7 @@ impl Net {
             name: call.name,
             shape: call.shape,
             provider: 0,
-            content: content(&call.body),
+            content: call.memory.map_or_else(|| content(&call.body), super::OutgoingBody::Large),
             leases: call.leases,
             deadline: now + call.timeout,
             trace: call.trace.as_ref(),

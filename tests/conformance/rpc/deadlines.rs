@@ -181,7 +181,39 @@ fn timed_out_call_returns_while_its_handler_blocks(net: &Net) {
     deaf.on(&pair.to_server).call(&()).unwrap();
 }
 
+/// Arguments are sent from where they lie. When a call ends before all of them are sent, its memory is the caller's again at once:
+/// a handler gets none of what is written there then, and the connection stays.
+fn call_that_times_out_while_its_arguments_are_sent_leaves_the_connection(net: &Net) {
+    let pair = net.pair();
+    pair.server
+        .define_borrowed::<[u8], _, _>("first", |_: &Request, bytes: &[u8]| {
+            assert!(bytes == vec![bytes[0]; bytes.len()]);
+            bytes[0]
+        })
+        .unwrap();
+    let first = pair.client.procedure::<[u8], u8>("first").on(&pair.to_server);
+    assert_eq!(first.call(&[1]).unwrap(), 1);
+    let mut bytes = vec![0; 16 << 20];
+    let mut timeout = Duration::from_micros(50);
+    for round in 0.. {
+        bytes.fill(round);
+        match first.clone().timeout(timeout).call(&bytes) {
+            Ok(found) => assert_eq!(found, round),
+            Err(error) => assert!(error.is_timeout(), "{error:?}"),
+        }
+        assert_eq!(first.call(&[round]).unwrap(), round);
+        if timeout > Duration::from_secs(1) {
+            break;
+        }
+        timeout = timeout * 3 / 2;
+    }
+    for engine in [&pair.client, &pair.server] {
+        assert_eq!(engine.stats().transports.iter().map(|transport| transport.ended).sum::<u64>(), 0);
+    }
+}
+
 suite![
+    call_that_times_out_while_its_arguments_are_sent_leaves_the_connection,
     call_beyond_its_timeout_fails_with_timeout,
     started_call_beyond_its_timeout_fails_with_timeout,
     timeout_of_zero_fails_with_timeout,
