@@ -217,10 +217,21 @@ impl Region {
         !self.blocks.is_empty()
     }
 
+    /// The first segment that ends behind `offset`.
+    fn segment_at(&self, offset: usize) -> usize {
+        let is_before = |segment: &Segment| segment.start + segment.len <= offset;
+        // They are mostly of one length, and a search through a thousand takes as long as to copy some KiB.
+        let guess = offset / (self.len / self.segments.len().max(1)).max(1);
+        match self.segments.get(guess) {
+            Some(segment) if segment.start <= offset && !is_before(segment) => guess,
+            _ => self.segments.partition_point(is_before),
+        }
+    }
+
     /// The raw pieces that make up `len` bytes from `offset`.
     fn pieces(&self, offset: usize, len: usize) -> impl Iterator<Item = IoVec> {
         debug_assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
-        let first = self.segments.partition_point(|s| s.start + s.len <= offset);
+        let first = self.segment_at(offset);
         let (mut at, mut left) = (offset, len);
         let pieces = self.segments[first..].iter().map_while(move |segment| {
             if left == 0 {
