@@ -18,7 +18,6 @@ use common::{
     stats::{Pace, Series},
     timed,
 };
-use serde::{Serialize, Serializer};
 
 /// Bytes of a raw message over tcp: about the frame of an empty RPC.
 const MESSAGE: usize = 64;
@@ -191,15 +190,6 @@ fn in_flight(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Cal
     Ok(())
 }
 
-/// Bytes that serde passes on as one slice.
-struct Octets(Vec<u8>);
-
-impl Serialize for Octets {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0)
-    }
-}
-
 fn with_arguments(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     for (size, count) in SIZES {
         let count = plan.count(count);
@@ -229,10 +219,10 @@ fn with_arguments(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outc
 
 /// A call with `size` bytes of arguments.
 fn carrying(client: &Engine, peer: &Endpoint, size: usize) -> impl FnMut() -> Outcome {
-    let take: Procedure<Octets, usize> = client.procedure("take");
-    let (peer, octets) = (peer.clone(), Octets(vec![1; size]));
+    let take: Procedure<[u8], usize> = client.procedure("take");
+    let (peer, bytes) = (peer.clone(), vec![1; size]);
     move || {
-        let taken = take.on(&peer).call(&octets)?;
+        let taken = take.on(&peer).call(&bytes)?;
         if taken == size { Ok(()) } else { Err(format!("{taken} of {size} bytes arrived").into()) }
     }
 }
