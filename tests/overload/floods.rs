@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use calomel::{Endpoint, Engine, Request};
 
+use crate::common::wire::{Message, Range};
 use crate::memory;
-use crate::raw::{ABORT, CANCEL, PING, PONG, PULL, REVOKED, Raw, announcement, message, request};
+use crate::raw::{ABORT, CANCEL, PING, PONG, REVOKED, Raw, announcement, message, request};
 use crate::server::Server;
 use crate::support::*;
 
@@ -241,7 +242,7 @@ fn cancelled_announcements_zero_no_memory() {
 fn small_frames_of_every_kind_hold_bounded_memory() {
     let _alone = alone("small_frames_of_every_kind_hold_bounded_memory");
     // A pull contains owner, token, offset and length.
-    let pull = |number: u64| message(PULL, &(number, 1u64, [7u8; 16], 0u64, 1u64));
+    let pull = |number: u64| Message::Pull(Range { transfer: number, owner: 1, token: [7; 16], offset: 0, len: 1 }).frame(&[]);
     let kinds: [fn(u64) -> Vec<u8>; 4] = [
         |_| message(PING, &()),
         |number| message(CANCEL, &number),

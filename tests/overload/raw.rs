@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calomel::Address;
 
-use crate::common::wire::{frame, greeting};
+use crate::common::wire::{ANYTHING, Message, frame, greeting};
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
@@ -85,30 +85,27 @@ impl Raw {
     }
 }
 
-/// The shape of an unknown type.
-const ANYTHING: u8 = 32;
-
 /// A call as it is on the wire. The first call with a procedure number declares its name.
 pub fn request(call: u64, procedure: u32, name: Option<&str>, one_way: bool, body: &[u8]) -> Vec<u8> {
-    let (provider, budget_us, declaration) = (0u16, 60_000_000u64, name.map(|name| (name, &[ANYTHING][..])));
-    let head = (0u8, call, procedure + 1, declaration, provider, budget_us, one_way, (0u64, 0u32), body.len() as u64);
-    frame(&postcard::to_stdvec(&head).unwrap(), body)
+    call_of(call, procedure, name, one_way, body.len() as u64).frame(body)
 }
 
 /// A call whose body is announced, and may follow.
 pub fn announcement(call: u64, procedure: u32, name: Option<&str>, size: u64) -> Vec<u8> {
-    let (provider, budget_us, declaration) = (0u16, 60_000_000u64, name.map(|name| (name, &[ANYTHING][..])));
-    let head = (0u8, call, procedure + 1, declaration, provider, budget_us, false, (0u64, 0u32), size);
-    frame(&postcard::to_stdvec(&head).unwrap(), &[])
+    call_of(call, procedure, name, false, size).frame(&[])
+}
+
+fn call_of(call: u64, procedure: u32, name: Option<&str>, one_way: bool, size: u64) -> Message {
+    let (procedure, declaration) = (procedure + 1, name.map(|name| (name.to_owned(), vec![ANYTHING])));
+    Message::Request { call, procedure, declaration, provider: 0, budget_us: 60_000_000, one_way, leases: (0, 0), size }
 }
 
 /// Numbers of messages that have few fields.
-pub const CANCEL: u8 = 3;
-pub const PULL: u8 = 4;
-pub const ABORT: u8 = 7;
-pub const PING: u8 = 9;
-pub const PONG: u8 = 10;
-pub const REVOKED: u8 = 13;
+pub const CANCEL: u8 = 1;
+pub const ABORT: u8 = 3;
+pub const PING: u8 = 4;
+pub const PONG: u8 = 5;
+pub const REVOKED: u8 = 8;
 
 pub fn message<T: serde::Serialize>(number: u8, fields: &T) -> Vec<u8> {
     let mut message = vec![number];
