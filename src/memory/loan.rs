@@ -12,6 +12,11 @@ pub(crate) trait Loan: Send + Sync {
     /// Returns when the access that was in progress at the withdrawal, at `since`, has ended, or the peer or device is gone. An
     /// access that takes too long from then on is ended by force.
     fn wait(&self, since: Instant);
+    /// True when the access is another process's, which discards what it has read after the withdrawal: memory that is lent to be
+    /// read need not stay until the access has ended.
+    fn is_discarded(&self) -> bool {
+        false
+    }
     /// True when its operation is over, though the access may not have ended.
     fn is_over(&self) -> bool {
         false
@@ -38,8 +43,12 @@ impl Withdrawn {
     }
 
     pub(super) fn wait(self) {
+        self.wait_for(|_| true);
+    }
+
+    fn wait_for(self, which: impl Fn(&dyn Loan) -> bool) {
         if let Some((loans, since)) = self.0 {
-            loans.iter().for_each(|loan| loan.wait(since));
+            loans.iter().filter(|loan| which(&***loan)).for_each(|loan| loan.wait(since));
         }
     }
 }
@@ -59,6 +68,12 @@ impl ClosedRegion {
     /// Returns when these accesses have ended.
     pub(crate) fn wait(self) {
         self.loans.wait();
+        self.registrations.iter().for_each(|registration| registration.end());
+    }
+
+    /// As `wait`, for memory that peers only read: not for those that discard what they read from now on.
+    pub(crate) fn wait_for_devices(self) {
+        self.loans.wait_for(|loan| !loan.is_discarded());
         self.registrations.iter().for_each(|registration| registration.end());
     }
 }

@@ -27,4 +27,4 @@ pub(crate) use message::{MAPPED_BY_ALLOCATOR, spare_to_encode};
 pub use region::Slice;
 pub(crate) use region::{CopyOutcome, IoVec, Operation, ReadAccess, Region, WriteAccess, copy};
 pub use region_buffer::BorrowedSlice;
-pub(crate) use region_buffer::{BorrowedRegion, RegionBuffer};
+pub(crate) use region_buffer::{BorrowedRegion, RegionBuffer, SentRegion};

@@ -160,6 +160,35 @@ impl Drop for BorrowedRegion<'_> {
     }
 }
 
+/// As [`BorrowedRegion`], for memory that is only read, while a call lasts. Dropping it does not wait for processes that are
+/// reading at that moment, and discard what they have read: one that is stopped would hold its caller for longer than the call
+/// may take.
+pub(crate) struct SentRegion<'a> {
+    region: Arc<Region>,
+    _memory: PhantomData<&'a [u8]>,
+}
+
+impl<'a> SentRegion<'a> {
+    pub(crate) fn new(segments: impl IntoIterator<Item = &'a [u8]>) -> SentRegion<'a> {
+        let parts = segments.into_iter().map(|bytes| (bytes.as_ptr().cast_mut(), bytes.len()));
+        // SAFETY: the borrows last until after `drop` has closed the gate and waited for devices, so nothing in this process reads
+        // them later; they are shared, so the bytes are not written. Another process reads them as it could read any memory of this
+        // one, whatever is there.
+        let region = unsafe { Region::new(parts) };
+        SentRegion { region, _memory: PhantomData }
+    }
+
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+}
+
+impl Drop for SentRegion<'_> {
+    fn drop(&mut self) {
+        self.region.shut().wait_for_devices();
+    }
+}
+
 /// A unique borrow of a slice whose bytes a transfer writes: no reference to it exists until [`BorrowedSlice::take`].
 ///
 /// Forgetting it leaves the gate open: only within a scope, which closes the region too, may it reach user code.

@@ -765,8 +765,11 @@ impl<E: Env> Proto<E> {
             Stream::Response if status == PayloadStatus::Damaged => {
                 self.abandon_call(CallId::from(KeyData::from_ffi(number)), Failure::Checksum);
             }
-            // The caller has given the call up, and its arguments with it.
-            Stream::Request if status == PayloadStatus::SourceGone => self.handle_cancel(id, number),
+            Stream::Request if status == PayloadStatus::SourceGone => {
+                if let Err(failure) = self.request_revoked(id, number) {
+                    self.close(id, failure);
+                }
+            }
             // The body of an answer belongs to its sender: only a peer that breaks the protocol revokes it meanwhile.
             Stream::Request | Stream::Response if status != PayloadStatus::Whole => {
                 self.close(id, broken("a message whose body was revoked".into()));

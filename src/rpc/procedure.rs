@@ -18,7 +18,7 @@ use crate::engine::{
     CallPath, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed, deadline, decoding,
     encode_message, outgoing_body, with_encode_buffer,
 };
-use crate::memory::{BorrowedRegion, Slice};
+use crate::memory::{SentRegion, Slice};
 use crate::progress::{Completion, EngineEnv, OperationOutcome, OwnCompletion, error_of, wait_any};
 use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, OutgoingBody, Rejected};
 use crate::shape::{InPlace, Mismatch, Shape, Verdicts};
@@ -177,8 +177,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     {
         let head = content.head();
         // Closed when the call has ended, however it ends: what is still being sent of it then gets no further access.
-        let borrowed = BorrowedRegion::read_only([&head[..], content.bytes]);
-        let body = Some(Slice::whole(borrowed.region()));
+        let sent = SentRegion::new([&head[..], content.bytes]);
+        let body = Some(Slice::whole(sent.region()));
         let (completion, id, beginning, deadline) =
             self.encoded(content, body, None, false, false, |spec, now| self.start_call(spec, now))?;
         self.target.wait(&StartedCall { completion, id, beginning }, Some(deadline))

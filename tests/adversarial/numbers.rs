@@ -234,6 +234,15 @@ pub const OWN: &[Case] = &[
         adversary.tell(&large(adversary.call, 1000), &[]);
         adversary.announce(Stream::Response, adversary.call, 500, 500);
     }),
+    case("a one-way call whose memory was revoked", Then::HangsUp, |adversary, _| {
+        let mut message = Message::call(1, "swallow", 1000);
+        if let Message::Request { one_way, .. } = &mut message {
+            *one_way = true;
+        }
+        adversary.tell(&message, &[]);
+        adversary.announce(Stream::Request, 1, 0, 1000);
+        adversary.channel.put_payload(&[1; 1000], false, BOUND);
+    }),
     case("a response whose memory was revoked", Then::HangsUp, |adversary, _| {
         adversary.tell(&large(adversary.call, 1000), &[]);
         adversary.announce(Stream::Response, adversary.call, 0, 1000);

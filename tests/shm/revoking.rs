@@ -157,6 +157,48 @@ fn reader_stopped_during_reclaim_delays_it_briefly() {
     reclaim_while_reader_gets(libc::SIGSTOP);
 }
 
+/// The peer is stopped while it reads the arguments out of the caller's memory: the call ends at its deadline, and what the
+/// caller writes there afterwards is never seen.
+#[test]
+fn call_whose_arguments_a_stopped_peer_reads_ends_at_its_deadline() {
+    let _watchdog = Watchdog::start("revoking::call_whose_arguments_a_stopped_peer_reads_ends_at_its_deadline");
+    over(Carrier::Shm, || ());
+    let (child, address) = start(&[]);
+    let far = Far::new(&client(), &address);
+    far.assert_serves();
+    let swallow = far.engine.procedure::<Vec<u8>, usize>("swallow").on(&far.to);
+    let mut random = Random(0xbeef);
+    let mut arguments = vec![1u8; 8 << 20];
+    let pid = rustix::process::Pid::from_raw(child.pid() as i32).unwrap();
+    let mut timed_out = 0;
+    for round in 0..16 {
+        let after = Duration::from_micros(random.below(2500) as u64);
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(after);
+                rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+            });
+            let begin = Instant::now();
+            let outcome = swallow.clone().timeout(Duration::from_millis(100)).call(&arguments);
+            // A reader that is stopped would be waited for, for a second.
+            assert!(begin.elapsed() < Duration::from_millis(100) + patience() * Duration::from_millis(500), "round {round}");
+            outcome
+        });
+        arguments.fill(2);
+        child.signal(libc::SIGCONT);
+        arguments.fill(1);
+        match outcome {
+            Ok(len) => assert_eq!(len, arguments.len()),
+            Err(error) => {
+                assert!(error.is_timeout(), "{error}");
+                timed_out += 1;
+            }
+        }
+        assert_serves(&far.engine, &far.to);
+    }
+    assert!(timed_out > 0, "no call was disturbed: this test tests little");
+}
+
 #[test]
 fn reclaim_with_many_readers_reveals_no_later_writes() {
     let _watchdog = Watchdog::start("revoking::reclaim_with_many_readers_reveals_no_later_writes");

@@ -40,6 +40,10 @@ impl Loan for ShmLoan {
         fence(Ordering::SeqCst);
     }
 
+    fn is_discarded(&self) -> bool {
+        true
+    }
+
     fn is_over(&self) -> bool {
         self.operation.has_ended()
     }
