@@ -169,7 +169,7 @@ fn call_whose_arguments_a_stopped_peer_reads_ends_at_its_deadline() {
     let swallow = far.engine.procedure::<Vec<u8>, usize>("swallow").on(&far.to);
     let mut random = Random(0xbeef);
     let mut arguments = vec![1u8; 8 << 20];
-    let pid = rustix::process::Pid::from_raw(child.pid() as i32).unwrap();
+    let pid = rustix::process::Pid::from_raw(child.pid()).unwrap();
     let mut timed_out = 0;
     for round in 0..16 {
         let after = Duration::from_micros(random.below(2500) as u64);
