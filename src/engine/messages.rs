@@ -99,6 +99,7 @@ thread_local! {
 const MAX_KEPT_BUFFER: usize = 64 << 10;
 
 /// Runs `f` with this thread's buffer to encode into.
+#[inline]
 pub(crate) fn with_encode_buffer<R>(f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     let mut buffer = ENCODE_BUFFER.take();
     buffer.clear();

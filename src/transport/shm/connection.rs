@@ -83,6 +83,7 @@ impl Producer {
     }
 
     /// Writes a record for which there is room; `fill` writes the body at the position that it is given.
+    #[inline]
     pub(super) fn put(&mut self, kind: RecordKind, len: usize, fill: impl FnOnce(&SharedSegment, u64)) {
         fill(&self.mine, self.at + HEADER);
         let next = self.at + space(len);

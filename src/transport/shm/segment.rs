@@ -98,12 +98,12 @@ impl SharedSegment {
         self.mapping.address().wrapping_add(HEAD + (at % RING) as usize)
     }
 
-    /// The ranges that hold `len` bytes from `at` on: two if they wrap around the ring's end.
-    fn ranges(&self, at: u64, len: usize) -> impl Iterator<Item = (*mut u8, usize)> + use<> {
+    /// The ranges that hold `len` bytes from `at` on: the second is empty unless they wrap around the ring's end.
+    #[inline]
+    fn ranges(&self, at: u64, len: usize) -> [(*mut u8, usize); 2] {
         assert!(len as u64 <= RING);
         let first = len.min((RING - at % RING) as usize);
-        let behind = Some((self.address_of(0), len - first)).filter(|(_, len)| *len > 0);
-        std::iter::once((self.address_of(at), first)).chain(behind)
+        [(self.address_of(at), first), (self.address_of(0), len - first)]
     }
 
     /// Writes into this side's own ring.
