@@ -21,6 +21,7 @@ mod keys;
 mod lanes;
 mod link;
 mod log;
+mod lost_bodies;
 mod one_way;
 mod peers;
 mod policy;
