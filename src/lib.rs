@@ -209,7 +209,7 @@ mod tls;
 mod trace_context;
 mod transport;
 
-pub use address::{Address, Transport};
+pub use address::{Address, OfiProvider, Transport};
 pub use builder::EngineBuilder;
 pub use bulk::{
     BorrowedSegments, BorrowedSegmentsMut, Bulk, BulkMode, Exposed, ExposedSlice, Grant, LocalMemory, PullTarget, PushSource,

@@ -333,7 +333,7 @@ impl Slice {
     }
 
     /// True when the operation that this slice was made for is over, or the gate is closed.
-    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
+    #[cfg_attr(not(any(test, feature = "verbs", feature = "ofi")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn is_over(&self) -> bool {
         self.has_ended() || !*self.region.gate.read()
     }

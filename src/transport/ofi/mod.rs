@@ -1,0 +1,347 @@
+//! `ofi+PROVIDER://`: fabrics by way of libfabric.
+//!
+//! A link is a conversation between two reliable datagram endpoints, which many links share; its large payloads go between two
+//! further endpoints, straight from memory to memory: see README.md in this folder, which explains links, credits, payloads,
+//! what providers do not do, and the order in which objects are closed.
+
+mod bulk;
+mod dispatch;
+mod limits;
+mod link;
+mod outbox;
+mod port;
+mod provider;
+mod sys;
+mod wire;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+
+use mio::Token;
+
+use super::{
+    Capabilities, Link, LinkKey, Reactor, Sink, TransportDriver, resolve, resolve_to_listen, source_towards,
+};
+use crate::address::OfiProvider;
+use crate::deferred_log::defer;
+use crate::fork::CreatorProcess;
+use crate::sync::{Mutex, RwLock};
+use crate::{Address, Error, Result, Transport};
+use limits::{LINGER, NAP};
+use link::OfiLink;
+use port::{PeerName, Port};
+
+pub(crate) struct Ofi {
+    shared: Arc<OfiShared>,
+}
+
+/// What links and ports share with their transport.
+struct OfiShared {
+    registry: mio::Registry,
+    waker: Arc<mio::Waker>,
+    first_token: usize,
+    incarnation: u64,
+    /// Lowest and highest protocol version that this engine supports.
+    versions: (u16, u16),
+    ports: RwLock<Vec<Arc<Port>>>,
+    /// Ports that there are, or were.
+    count: AtomicUsize,
+    /// Links by their numbers here.
+    links: Mutex<HashMap<u64, Arc<OfiLink>>>,
+    /// The numbers of accepted links, by the peer's incarnation and its number: a hello may arrive again.
+    accepted: Mutex<HashMap<(u64, u64), u64>>,
+    /// Links that have failed where it could not be reported.
+    scheduled: Mutex<Vec<Arc<OfiLink>>>,
+    /// Links that wait for a time, and the next time.
+    timed: Mutex<Vec<Arc<OfiLink>>>,
+    alarm: Mutex<Option<Instant>>,
+    /// There is an alarm.
+    has_alarm: AtomicBool,
+    /// Closed links that have something left to send.
+    lingering: AtomicUsize,
+    /// `scheduled` is not empty, or completions were taken by a thread that does not drive.
+    pending_flags: AtomicBool,
+    parked: AtomicBool,
+    process: CreatorProcess,
+}
+
+impl OfiShared {
+    /// Has the driver poll.
+    fn wake(&self) {
+        self.pending_flags.store(true, Ordering::SeqCst);
+        if self.parked.load(Ordering::SeqCst)
+            && let Err(error) = self.waker.wake()
+        {
+            defer(move || tracing::error!(target: "calomel::ofi", %error, "can't wake a parked engine"));
+        }
+    }
+
+    fn schedule(&self, link: Option<Arc<OfiLink>>) {
+        self.scheduled.lock().extend(link);
+        self.wake();
+    }
+
+    /// Has [`OfiLink::on_timer`] called at this time, for `link` and for those that were added before.
+    fn set_timer(&self, link: Option<Arc<OfiLink>>, at: Instant) {
+        if let Some(link) = link {
+            self.timed.lock().push(link);
+        }
+        let mut alarm = self.alarm.lock();
+        if alarm.is_none_or(|alarm| at < alarm) {
+            *alarm = Some(at);
+            self.has_alarm.store(true, Ordering::Release);
+            drop(alarm);
+            if self.parked.load(Ordering::SeqCst) {
+                self.wake();
+            }
+        }
+    }
+
+    fn lingering(&self, change: isize) {
+        self.lingering.fetch_add(change as usize, Ordering::AcqRel);
+    }
+
+    fn add(&self, link: &Arc<OfiLink>) {
+        self.links.lock().insert(link.number, link.clone());
+        if let Some(key) = link.accepted_as {
+            self.accepted.lock().insert(key, link.number);
+        }
+    }
+
+    fn remove(&self, link: &OfiLink) {
+        let removed = self.links.lock().remove(&link.number);
+        drop(removed);
+        if let Some(key) = link.accepted_as {
+            self.accepted.lock().remove(&key);
+        }
+    }
+
+    fn link(&self, number: u64) -> Option<Arc<OfiLink>> {
+        self.links.lock().get(&number).cloned()
+    }
+
+    fn accepted_link(&self, key: (u64, u64)) -> Option<Arc<OfiLink>> {
+        let number = *self.accepted.lock().get(&key)?;
+        self.link(number)
+    }
+
+    fn all_links(&self) -> Vec<Arc<OfiLink>> {
+        self.links.lock().values().cloned().collect()
+    }
+
+    fn is_forked_child(&self) -> bool {
+        self.process.is_forked_child()
+    }
+
+    fn all_ports(&self) -> Vec<Arc<Port>> {
+        self.ports.read().clone()
+    }
+
+    /// Opens an endpoint at an address of this host.
+    fn open(self: &Arc<Self>, provider: OfiProvider, socket: SocketAddr, listens: bool) -> io::Result<Arc<Port>> {
+        let info = provider::at(provider, socket)?;
+        let token = Token(self.first_token + self.count.fetch_add(1, Ordering::Relaxed));
+        let port = Port::open(provider, info, listens, token, self)?;
+        self.ports.write().push(port.clone());
+        Ok(port)
+    }
+
+    /// The endpoint from which this address is dialled.
+    fn port_towards(self: &Arc<Self>, provider: OfiProvider, remote: SocketAddr) -> io::Result<Arc<Port>> {
+        let source: IpAddr = source_towards(remote)?;
+        let suits = |port: &&Arc<Port>| port.provider == provider && port.socket.ip() == source;
+        if let Some(port) = self.ports.read().iter().find(suits) {
+            return Ok(port.clone());
+        }
+        self.open(provider, SocketAddr::new(source, 0), false)
+    }
+}
+
+impl Ofi {
+    pub(crate) fn new(reactor: Reactor, incarnation: u64, versions: (u16, u16)) -> Ofi {
+        let Reactor { registry, waker, first_token } = reactor;
+        Ofi {
+            shared: Arc::new(OfiShared {
+                registry,
+                waker,
+                first_token,
+                incarnation,
+                versions,
+                ports: RwLock::default(),
+                count: AtomicUsize::new(0),
+                links: Mutex::default(),
+                accepted: Mutex::default(),
+                scheduled: Mutex::default(),
+                timed: Mutex::default(),
+                alarm: Mutex::default(),
+                has_alarm: AtomicBool::new(false),
+                lingering: AtomicUsize::new(0),
+                pending_flags: AtomicBool::new(false),
+                parked: AtomicBool::new(false),
+                process: CreatorProcess::this(),
+            }),
+        }
+    }
+
+    /// Reports failures that were noticed elsewhere. True when there were any.
+    fn run_scheduled(&self, sink: &mut dyn Sink) -> bool {
+        if !self.shared.pending_flags.swap(false, Ordering::SeqCst) {
+            return false;
+        }
+        let scheduled = std::mem::take(&mut *self.shared.scheduled.lock());
+        scheduled.into_iter().for_each(|link| link.report_pending_failure(sink));
+        true
+    }
+
+    /// Calls the links whose time has come.
+    fn run_timers(&self, sink: &mut dyn Sink) {
+        if !self.shared.has_alarm.load(Ordering::Acquire) {
+            return;
+        }
+        let now = Instant::now();
+        {
+            let mut alarm = self.shared.alarm.lock();
+            if alarm.is_none_or(|alarm| now < alarm) {
+                return;
+            }
+            *alarm = None;
+            self.shared.has_alarm.store(false, Ordering::Release);
+        }
+        let timed = std::mem::take(&mut *self.shared.timed.lock());
+        for link in timed {
+            if let Some(at) = link.on_timer(now, sink) {
+                self.shared.set_timer(Some(link), at);
+            }
+        }
+    }
+}
+
+fn provider_of(address: &Address) -> io::Result<OfiProvider> {
+    match address.scheme() {
+        Transport::Ofi(provider) => Ok(provider),
+        other => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{other} is no transport of libfabric"))),
+    }
+}
+
+impl TransportDriver for Ofi {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { scheme: Transport::Ofi(OfiProvider::Tcp) }
+    }
+
+    fn serves(&self, scheme: Transport) -> bool {
+        matches!(scheme, Transport::Ofi(_))
+    }
+
+    fn available(&self, scheme: Transport) -> Result<()> {
+        let Transport::Ofi(provider) = scheme else { return Ok(()) };
+        provider::available(provider).map_err(|reason| Error::Unsupported { what: format!("transport {scheme}"), reason })
+    }
+
+    fn resolve(&self, address: &Address) -> Result<Address> {
+        match address.scheme() {
+            Transport::Ofi(provider) => Ok(Address::ofi(provider, resolve(address)?)),
+            _ => Ok(address.clone()),
+        }
+    }
+
+    fn listen(&self, address: &Address) -> Result<Address> {
+        let failed = |error| Error::io(format!("can't listen at {address}"), error);
+        let provider = provider_of(address).map_err(failed)?;
+        let socket = resolve_to_listen(address)?;
+        let port = self.shared.open(provider, socket, true).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => Error::AddressInUse { address: address.clone() },
+            _ => failed(error),
+        })?;
+        Ok(Address::ofi(provider, port.socket))
+    }
+
+    fn stop_listening(&self) {
+        let mut ports = self.shared.ports.write();
+        ports.iter().for_each(|port| port.listens.store(false, Ordering::Release));
+        // An endpoint that no link needs makes way for the next engine at this address.
+        let closed: Vec<Arc<Port>> = ports.extract_if(.., |port| !port.is_in_use()).collect();
+        drop(ports);
+        closed.iter().for_each(|port| port.close());
+    }
+
+    fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
+        let provider = provider_of(address)?;
+        let remote = address.socket().ok_or(io::ErrorKind::InvalidInput)?;
+        let port = self.shared.port_towards(provider, remote)?;
+        let peer = PeerName::of_socket(&port, remote)?;
+        let link = OfiLink::new(&self.shared, &port, key, peer, None)?;
+        attach(link.clone());
+        link.dial();
+        self.shared.wake();
+        Ok(())
+    }
+
+    fn poll(&self, sink: &mut dyn Sink) -> bool {
+        let mut any = self.run_scheduled(sink);
+        if self.shared.count.load(Ordering::Relaxed) == 0 {
+            return any;
+        }
+        self.run_timers(sink);
+        let ports: smallvec::SmallVec<[Arc<Port>; 4]> = self.shared.ports.read().iter().cloned().collect();
+        for port in &ports {
+            any |= dispatch::poll(&self.shared, port, sink);
+        }
+        any
+    }
+
+    /// The driver polls after each event.
+    fn ready(&self, _token: usize, _event: &mio::event::Event, _sink: &mut dyn Sink) {}
+
+    fn next_alarm(&self) -> Option<Instant> {
+        if self.shared.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let naps = self.shared.ports.read().iter().any(|port| port.naps());
+        let nap = naps.then(|| Instant::now() + NAP);
+        [nap, *self.shared.alarm.lock()].into_iter().flatten().min()
+    }
+
+    fn park(&self) -> bool {
+        self.shared.parked.store(true, Ordering::SeqCst);
+        let quiet = self.shared.all_ports().iter().filter(|port| !port.park()).count() == 0;
+        quiet && !self.shared.pending_flags.load(Ordering::SeqCst)
+    }
+
+    fn unpark(&self) {
+        self.shared.parked.store(false, Ordering::SeqCst);
+    }
+
+    #[cfg(test)]
+    fn is_locked(&self) -> bool {
+        self.shared.all_ports().iter().any(|port| port.is_locked())
+    }
+}
+
+impl Drop for Ofi {
+    /// Messages are sent, within a bound; then all endpoints are closed.
+    fn drop(&mut self) {
+        if self.shared.is_forked_child() {
+            return;
+        }
+        self.shared.all_links().iter().for_each(|link| link.close());
+        let ports = std::mem::take(&mut *self.shared.ports.write());
+        let until = Instant::now() + LINGER;
+        let is_sending = || self.shared.lingering.load(Ordering::Acquire) > 0 || ports.iter().any(|port| port.is_sending());
+        while is_sending() && Instant::now() < until {
+            ports.iter().for_each(|port| port.drain());
+            let closing = std::mem::take(&mut *self.shared.timed.lock());
+            let now = Instant::now();
+            let waits = closing.into_iter().filter(|link| link.linger(now).is_some());
+            self.shared.timed.lock().extend(waits);
+            std::thread::yield_now();
+        }
+        self.shared.timed.lock().clear();
+        self.shared.scheduled.lock().clear();
+        ports.iter().for_each(|port| port.close());
+    }
+}
+
