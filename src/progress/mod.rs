@@ -112,6 +112,10 @@ impl Memory for Slice {
         Slice::for_one_operation(self)
     }
 
+    fn that_may_lapse(&self) -> Slice {
+        Slice::that_may_lapse(self)
+    }
+
     fn end(&self) {
         Slice::end(self);
     }

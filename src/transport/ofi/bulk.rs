@@ -83,7 +83,7 @@ impl BulkEndpoint {
     ) -> io::Result<PayloadPosted> {
         let peer = self.peer.lock();
         let Some(from) = peer.as_ref().map(PeerName::address) else { return Err(io::ErrorKind::NotConnected.into()) };
-        if !copy {
+        if !copy && !memory.may_lapse {
             match self.endpoint.receive_lent(from, memory, tag, label, self.clone())? {
                 Posted::Begun => return Ok(PayloadPosted::Begun),
                 Posted::Busy(()) => return Ok(PayloadPosted::Busy),
@@ -110,7 +110,7 @@ impl BulkEndpoint {
     ) -> io::Result<PayloadPosted> {
         let peer = self.peer.lock();
         let Some(to) = peer.as_ref().map(PeerName::address) else { return Err(io::ErrorKind::NotConnected.into()) };
-        if !copy && !covered {
+        if !copy && !covered && !memory.may_lapse {
             match self.endpoint.send_lent(to, memory, tag, label, self.clone())? {
                 Posted::Begun => return Ok(PayloadPosted::Begun),
                 Posted::Busy(()) => return Ok(PayloadPosted::Busy),

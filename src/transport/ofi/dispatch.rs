@@ -52,9 +52,9 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
             }
             port.message_received(buffer);
         }
-        (Label::Payload { link, number }, true) => {
+        (Label::Payload { link, .. }, true) => {
             if let Some(link) = shared.link(link) {
-                link.payload_sent(number, result.map(drop), sink);
+                link.payload_sent(result.map(drop), sink);
             }
         }
         (Label::Payload { link, number }, false) => {

@@ -1,6 +1,7 @@
 //! One link: a conversation with one peer's endpoint, by messages that both number in sequence.
 
 mod arriving;
+mod dialling;
 mod leaving;
 
 use std::io;
@@ -20,6 +21,7 @@ use crate::sync::Mutex;
 use crate::transport::{Link, LinkKey, OtherVersion, Sent, Sink, closed_by_peer};
 use crate::{Address, Transport, random};
 use arriving::OfiInbox;
+use dialling::Dialling;
 use leaving::Leaving;
 
 pub(super) struct OfiLink {
@@ -40,7 +42,7 @@ pub(super) struct OfiLink {
     timed: AtomicBool,
     /// Payloads have checksums.
     covered: AtomicBool,
-    next_hello: Mutex<Option<Instant>>,
+    dialling: Mutex<Option<Dialling>>,
     cause: Mutex<Option<io::Error>>,
     out: Mutex<OfiOutbox>,
     /// Payloads that the peer is ready for.
@@ -74,7 +76,7 @@ impl OfiLink {
             closing: Mutex::default(),
             timed: AtomicBool::new(false),
             covered: AtomicBool::new(false),
-            next_hello: Mutex::default(),
+            dialling: Mutex::default(),
             cause: Mutex::default(),
             out: Mutex::new(out),
             leaving: Mutex::default(),
@@ -128,7 +130,7 @@ impl OfiLink {
     /// Dials: the hello is repeated until there is an answer.
     pub(super) fn dial(&self) {
         let now = Instant::now();
-        *self.next_hello.lock() = Some(now + HELLO_AGAIN);
+        *self.dialling.lock() = Some(Dialling::new(now, self.port.provider, self.peer.socket()));
         let sent = self.out.lock().send_hello(&self.port, &OfiContent::Hello(self.hello()));
         match sent {
             Ok(()) => self.wants_timer(now + RETRY),
@@ -154,7 +156,7 @@ impl OfiLink {
         if !hello.suits(self.shared.versions) {
             return Err(other_version(hello.versions));
         }
-        *self.next_hello.lock() = None;
+        *self.dialling.lock() = None;
         self.out.lock().open(hello.link, hello.credits, hello.message);
         self.connected.store(true, Ordering::Release);
         sink.connected(self.key);
@@ -247,12 +249,8 @@ impl OfiLink {
                 OfiContent::Announce { number, len, covered, name } => {
                     self.payload_announced(&mut inbox, number, len as usize, covered, name, sink)?;
                 }
-                OfiContent::Ready { number, tag, name } => self.peer_is_ready(number, tag, name, sink)?,
-                OfiContent::Skip { number } => {
-                    let payload = self.out.lock().take_announced(number)?;
-                    drop(payload);
-                    sink.returned(self.key);
-                }
+                OfiContent::Ready { number, tag, name } => self.peer_is_ready(number, tag, name)?,
+                OfiContent::Taken { number } => self.payload_taken(number, sink)?,
                 OfiContent::Bye => return Err(closed_by_peer()),
                 OfiContent::Credit | OfiContent::Hello(_) | OfiContent::Accept(_) | OfiContent::Refuse { .. } => {}
             }
@@ -327,12 +325,13 @@ impl OfiLink {
         }
         let mut next = Vec::new();
         {
-            let mut hello = self.next_hello.lock();
-            if hello.is_some_and(|due| now >= due) {
-                *hello = Some(now + HELLO_AGAIN);
-                self.out.lock().send_hello(&self.port, &OfiContent::Hello(self.hello()))?;
+            let mut dialling = self.dialling.lock();
+            if let Some(dialling) = &mut *dialling {
+                if dialling.is_due(now)? {
+                    self.out.lock().send_hello(&self.port, &OfiContent::Hello(self.hello()))?;
+                }
+                next.push(dialling.next(now));
             }
-            next.extend(*hello);
         }
         {
             let mut out = self.out.lock();
@@ -361,7 +360,14 @@ impl OfiLink {
         *closing = None;
         self.out.lock().clear();
         self.shared.lingering(-1);
+        self.release();
         None
+    }
+
+    /// The link does not need its port any more.
+    fn release(&self) {
+        self.port.release_link();
+        self.shared.close_unused_ports();
     }
 }
 
@@ -449,10 +455,11 @@ impl Link for OfiLink {
         if let Some(bulk) = bulk {
             bulk.close();
         }
-        self.port.release_link();
         self.shared.remove(self);
         if lingers {
             self.wants_timer(now);
+        } else {
+            self.release();
         }
     }
 }

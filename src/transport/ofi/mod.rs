@@ -61,6 +61,8 @@ struct OfiShared {
     alarm: Mutex<Option<Instant>>,
     /// There is an alarm.
     has_alarm: AtomicBool,
+    /// No links are accepted any more: the engine ends.
+    ending: AtomicBool,
     /// Closed links that have something left to send.
     lingering: AtomicUsize,
     /// `scheduled` is not empty, or completions were taken by a thread that does not drive.
@@ -118,6 +120,15 @@ impl OfiShared {
         if let Some(key) = link.accepted_as {
             self.accepted.lock().remove(&key);
         }
+    }
+
+    /// Closes the ports that no link needs, once the engine ends: its address is free then, and dials there are refused.
+    fn close_unused_ports(&self) {
+        if !self.ending.load(Ordering::Acquire) {
+            return;
+        }
+        let unused: Vec<Arc<Port>> = self.ports.write().extract_if(.., |port| !port.is_in_use()).collect();
+        unused.iter().for_each(|port| port.finish());
     }
 
     fn link(&self, number: u64) -> Option<Arc<OfiLink>> {
@@ -179,6 +190,7 @@ impl Ofi {
                 timed: Mutex::default(),
                 alarm: Mutex::default(),
                 has_alarm: AtomicBool::new(false),
+                ending: AtomicBool::new(false),
                 lingering: AtomicUsize::new(0),
                 pending_flags: AtomicBool::new(false),
                 parked: AtomicBool::new(false),
@@ -260,12 +272,9 @@ impl TransportDriver for Ofi {
     }
 
     fn stop_listening(&self) {
-        let mut ports = self.shared.ports.write();
-        ports.iter().for_each(|port| port.listens.store(false, Ordering::Release));
-        // An endpoint that no link needs makes way for the next engine at this address.
-        let closed: Vec<Arc<Port>> = ports.extract_if(.., |port| !port.is_in_use()).collect();
-        drop(ports);
-        closed.iter().for_each(|port| port.close());
+        self.shared.ending.store(true, Ordering::Release);
+        self.shared.all_ports().iter().for_each(|port| port.listens.store(false, Ordering::Release));
+        self.shared.close_unused_ports();
     }
 
     fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {

@@ -15,11 +15,13 @@ pub(super) struct OfiSend {
     pub bytes: Vec<u8>,
     at: usize,
     payload: Option<Slice>,
+    /// How much of the payload is sent.
+    payload_at: usize,
 }
 
 impl OfiSend {
     pub(super) fn new(bytes: Vec<u8>, payload: Option<Slice>) -> OfiSend {
-        OfiSend { bytes, at: 0, payload }
+        OfiSend { bytes, at: 0, payload, payload_at: 0 }
     }
 }
 
@@ -176,7 +178,8 @@ impl OfiOutbox {
         message.clear();
         wire::encode(header, content, &mut message);
         if self.unsent.is_empty() {
-            if message.len() <= port.inject() {
+            // The last message has a completion: the endpoint may be closed behind it.
+            if message.len() <= port.inject() && *content != OfiContent::Bye {
                 if port.inject_message(self.peer, &message)? {
                     self.scratch = message;
                     return Ok(());
@@ -211,10 +214,10 @@ impl OfiOutbox {
             sending.at = end;
         }
         let Some(payload) = &sending.payload else { return Ok(Written::All) };
-        if !self.may_send() {
-            return Ok(Written::Partly);
-        }
-        if payload.len + 4 > room {
+        if payload.len > port.longest_in_messages() {
+            if !self.may_send() {
+                return Ok(Written::Partly);
+            }
             let name = name()?;
             let (number, len) = (self.next_payload, payload.len as u32);
             self.next_payload += 1;
@@ -223,18 +226,35 @@ impl OfiOutbox {
             self.send(port, &OfiContent::Announce { number, len, covered, name: &name })?;
             return Ok(Written::PayloadAnnounced);
         }
-        let mut bytes = vec![0; payload.len];
-        let content = if payload.read(&mut bytes) {
-            OfiContent::Payload { bytes: &bytes, sum: covered.then(|| crc32c::crc32c(&bytes)) }
-        } else {
-            OfiContent::SourceGone
-        };
-        self.send(port, &content)?;
+        let mut bytes = vec![0; (room - 4).min(payload.len)];
+        loop {
+            if !self.may_send() {
+                return Ok(Written::Partly);
+            }
+            let len = bytes.len().min(payload.len - sending.payload_at);
+            let bytes = &mut bytes[..len];
+            if !payload.part(sending.payload_at, len).is_some_and(|part| part.read(bytes)) {
+                self.send(port, &OfiContent::SourceGone)?;
+                break;
+            }
+            self.send(port, &OfiContent::Payload { bytes, sum: covered.then(|| crc32c::crc32c(bytes)) })?;
+            sending.payload_at += len;
+            if sending.payload_at == payload.len {
+                break;
+            }
+        }
         sending.payload = None;
         Ok(Written::All)
     }
 
-    /// Takes the payload that the peer is ready for, or does not want. An error when there is none of this number.
+    /// Forgets a payload that the peer does not want; false if it is not announced any more.
+    pub(super) fn forget_announced(&mut self, number: u64) -> bool {
+        let before = self.announced.len();
+        self.announced.retain(|payload| payload.number != number);
+        self.announced.len() < before
+    }
+
+    /// Takes the payload that the peer is ready for. An error when there is none of this number.
     pub(super) fn take_announced(&mut self, number: u64) -> io::Result<AnnouncedPayload> {
         let found = self.announced.iter().position(|payload| payload.number == number);
         let found = found.ok_or_else(|| broken("it asks for a payload that it was not told of"))?;

@@ -5,12 +5,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 
 use super::OfiShared;
-use super::limits::{CREDITS, MESSAGE, STRANGERS, UNCREDITED};
+use super::limits::{CREDITS, LINGER, MESSAGE, STRANGERS, UNCREDITED};
 use super::provider;
 use super::sys::{Av, Completion, Cq, Domain, Endpoint, Info, Label, PeerAddress, Posted, SocketName};
 use crate::address::OfiProvider;
@@ -164,6 +165,11 @@ impl Port {
         provider::copies_payloads(self.provider)
     }
 
+    /// Longest payload that is sent in messages.
+    pub(super) fn longest_in_messages(&self) -> usize {
+        provider::longest_in_messages(self.provider)
+    }
+
     /// The driver must not sleep for long: there is no descriptor, or it may miss an event.
     pub(super) fn naps(&self) -> bool {
         (self.cq.fd.is_none() || provider::may_miss_events(self.provider)) && self.is_in_use()
@@ -178,12 +184,8 @@ impl Port {
 
     /// Posts the receives for the messages of one more link.
     pub(super) fn admit_link(&self) -> io::Result<()> {
-        let wanted = self.wanted.fetch_add(PER_LINK, Ordering::AcqRel) + PER_LINK;
-        if wanted > self.domain.info.receives {
-            self.release_link();
-            let what = "the provider has no room for the messages of one more link";
-            return Err(io::Error::new(io::ErrorKind::OutOfMemory, what));
-        }
+        // The provider may have no room for all of them: then messages wait, and it is tried again with each that is handled.
+        self.wanted.fetch_add(PER_LINK, Ordering::AcqRel);
         self.post_receives()
     }
 
@@ -294,6 +296,7 @@ impl Port {
         self.posted.fetch_sub(1, Ordering::AcqRel);
         if self.posted.load(Ordering::Relaxed) < self.wanted.load(Ordering::Relaxed)
             && let Err(error) = self.post_receive(buffer).and_then(|_| self.post_receives())
+            && error.kind() != io::ErrorKind::NotConnected
         {
             self.log_failure(&error);
         }
@@ -319,6 +322,16 @@ impl Port {
             self.log_failure(&error);
         }
         true
+    }
+
+    /// Closes the port once its messages are sent, within a bound. No completions are reported any more.
+    pub(super) fn finish(&self) {
+        let until = Instant::now() + LINGER;
+        while self.is_sending() && Instant::now() < until {
+            self.drain();
+            std::thread::yield_now();
+        }
+        self.close();
     }
 
     /// No completions are reported any more, and all operations end.

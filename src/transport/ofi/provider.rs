@@ -5,7 +5,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 
+use super::limits::MESSAGE;
 use super::sys::Info;
+use super::wire::HEADER;
 use crate::address::OfiProvider;
 
 /// The provider's name in libfabric.
@@ -24,6 +26,15 @@ fn library_name(provider: OfiProvider) -> &'static CStr {
 /// peers may then have access that outlasts the payload.
 pub(super) fn copies_payloads(provider: OfiProvider) -> bool {
     !matches!(provider, OfiProvider::Tcp | OfiProvider::TcpRxm)
+}
+
+/// Longest payload that is sent in messages. The messages utility cuts what is longer than 16 KiB, and no longer than 128 KiB,
+/// into segments; up to version 2.1 it crashes where an endpoint is closed that has received some of them.
+pub(super) fn longest_in_messages(provider: OfiProvider) -> usize {
+    match provider {
+        OfiProvider::TcpRxm | OfiProvider::Verbs => 160 << 10,
+        _ => MESSAGE - HEADER - 4,
+    }
 }
 
 /// Whether the provider may report an event too late for the descriptor: then the engine sleeps for a short time only.

@@ -62,9 +62,9 @@ pub(super) enum OfiContent<'a> {
     Refuse { versions: (u16, u16), reason: &'a [u8] },
     /// Part of the byte stream.
     Bytes(&'a [u8]),
-    /// The payload that the byte stream has announced, with its checksum if it has one.
+    /// Part of the payload that the byte stream has announced, with its checksum if it has one.
     Payload { bytes: &'a [u8], sum: Option<u32> },
-    /// There is no payload: its memory has been reclaimed.
+    /// There is no payload, or no more of it: its memory has been reclaimed.
     SourceGone,
     /// The payload that the byte stream has announced goes from this bulk endpoint to the receiver's, once that is ready.
     Announce { number: u64, len: u32, covered: bool, name: &'a [u8] },
@@ -72,8 +72,8 @@ pub(super) enum OfiContent<'a> {
     Credit,
     /// A receive is posted for the payload of this number, at this bulk endpoint, with this tag.
     Ready { number: u64, tag: u64, name: &'a [u8] },
-    /// The payload of this number is not wanted.
-    Skip { number: u64 },
+    /// The payload of this number has arrived, or is not wanted.
+    Taken { number: u64 },
     /// The last message.
     Bye,
 }
@@ -98,7 +98,7 @@ impl OfiContent<'_> {
             OfiContent::Announce { covered: true, .. } => 9,
             OfiContent::Credit => 10,
             OfiContent::Ready { .. } => 11,
-            OfiContent::Skip { .. } => 12,
+            OfiContent::Taken { .. } => 12,
             OfiContent::Bye => 13,
         }
     }
@@ -146,7 +146,7 @@ pub(super) fn encode(header: OfiHeader, content: &OfiContent<'_>, out: &mut Vec<
             put(&tag.to_le_bytes());
             put(name);
         }
-        OfiContent::Skip { number } => put(&number.to_le_bytes()),
+        OfiContent::Taken { number } => put(&number.to_le_bytes()),
     }
 }
 
@@ -233,7 +233,7 @@ fn parse(message: &[u8]) -> Option<(OfiHeader, OfiContent<'_>)> {
         }
         12 => {
             let number = fields.u64()?;
-            fields.end().map(|()| OfiContent::Skip { number })?
+            fields.end().map(|()| OfiContent::Taken { number })?
         }
         13 => fields.end().map(|()| OfiContent::Bye)?,
         _ => return None,
@@ -274,7 +274,7 @@ mod tests {
             OfiContent::Announce { number: 0, len: 1, covered: false, name: b"" },
             OfiContent::Credit,
             OfiContent::Ready { number: 7, tag: 1 << 47, name: b"name" },
-            OfiContent::Skip { number: 8 },
+            OfiContent::Taken { number: 8 },
             OfiContent::Bye,
         ];
         for content in contents {
@@ -290,12 +290,12 @@ mod tests {
 
     #[test]
     fn lengths_that_do_not_fit_are_refused() {
-        for content in [OfiContent::SourceGone, OfiContent::Credit, OfiContent::Bye, OfiContent::Skip { number: 1 }] {
+        for content in [OfiContent::SourceGone, OfiContent::Credit, OfiContent::Bye, OfiContent::Taken { number: 1 }] {
             let mut bytes = encoded(&content);
             bytes.push(0);
             assert!(decode(&bytes).is_err(), "{content:?} with a byte too many");
         }
-        for content in [OfiContent::Hello(HERE), OfiContent::Skip { number: 1 }] {
+        for content in [OfiContent::Hello(HERE), OfiContent::Taken { number: 1 }] {
             let bytes = encoded(&content);
             assert!(decode(&bytes[..bytes.len() - 1]).is_err(), "{content:?} with a byte too few");
         }

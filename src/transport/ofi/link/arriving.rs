@@ -21,6 +21,9 @@ pub(super) struct OfiInbox {
     partial: PartialFrame,
     /// Where the payload goes that the byte stream has announced.
     target: Option<ReceiveTarget<Slice>>,
+    /// How much of it has arrived in messages, and whether all of that is right.
+    got: usize,
+    status: PayloadStatus,
     /// Payloads that are not reported yet, in order.
     payloads: VecDeque<ArrivingPayload>,
     /// The tag of the next payload: from a random number on, so that only the peer knows it.
@@ -57,6 +60,8 @@ impl OfiInbox {
             next: 0,
             partial: PartialFrame::default(),
             target: None,
+            got: 0,
+            status: PayloadStatus::Whole,
             payloads: VecDeque::new(),
             tag: first_tag,
             has_covered: false,
@@ -104,26 +109,46 @@ impl OfiInbox {
         Ok(())
     }
 
-    /// A payload has arrived within a message, with its checksum, if any; `None`: its memory is gone.
+    /// Part of a payload has arrived in a message, with its checksum, if any; `None`: its memory is gone.
     pub(super) fn deliver(
         &mut self,
         key: LinkKey,
         payload: Option<(&[u8], Option<u32>)>,
         sink: &mut dyn Sink,
     ) -> io::Result<()> {
-        let ReceiveTarget { memory, len } = self.take_target()?;
-        let status = match payload {
-            None => PayloadStatus::SourceGone,
-            Some((bytes, _)) if bytes.len() != len => return Err(broken("a payload of another length than announced")),
-            Some((bytes, sum)) => {
-                self.check_covered(sum.is_some())?;
-                match memory {
-                    Some(_) if sum.is_some_and(|sum| sum != crc32c::crc32c(bytes)) => PayloadStatus::Damaged,
-                    Some(memory) if !memory.write(bytes) => PayloadStatus::TargetGone,
-                    _ => PayloadStatus::Whole,
-                }
-            }
+        if let Some((_, sum)) = payload {
+            self.check_covered(sum.is_some())?;
+        }
+        let target = self.target.as_ref().ok_or_else(|| broken("a payload that it did not announce"))?;
+        let Some((bytes, sum)) = payload else {
+            self.status = PayloadStatus::SourceGone;
+            return self.delivered(key, sink);
         };
+        let left = target.len - self.got;
+        if bytes.len() > left || bytes.is_empty() && left > 0 {
+            return Err(broken("a payload of another length than announced"));
+        }
+        if let Some(memory) = &target.memory {
+            if sum.is_some_and(|sum| sum != crc32c::crc32c(bytes)) {
+                self.status = PayloadStatus::Damaged;
+            } else if self.status == PayloadStatus::Whole
+                && !memory.part(self.got, bytes.len()).is_some_and(|part| part.write(bytes))
+            {
+                self.status = PayloadStatus::TargetGone;
+            }
+        }
+        self.got += bytes.len();
+        if bytes.len() == left {
+            return self.delivered(key, sink);
+        }
+        sink.heard(key);
+        Ok(())
+    }
+
+    fn delivered(&mut self, key: LinkKey, sink: &mut dyn Sink) -> io::Result<()> {
+        self.take_target()?;
+        self.got = 0;
+        let status = std::mem::replace(&mut self.status, PayloadStatus::Whole);
         self.payloads.push_back(ArrivingPayload { number: INLINE, state: PayloadState::Done(status) });
         self.report(key, sink);
         Ok(())
@@ -170,7 +195,7 @@ impl OfiLink {
         sink: &mut dyn Sink,
     ) -> io::Result<()> {
         let target = inbox.take_target()?;
-        if len != target.len {
+        if len != target.len || inbox.got > 0 {
             return Err(broken("a payload of another length than announced"));
         }
         if number == INLINE || inbox.payloads.iter().any(|payload| payload.number == number) {
@@ -179,7 +204,7 @@ impl OfiLink {
         inbox.check_covered(covered)?;
         let Some(memory) = target.memory else {
             inbox.payloads.push_back(ArrivingPayload { number, state: PayloadState::Done(PayloadStatus::Whole) });
-            self.send_control(&OfiContent::Skip { number })?;
+            self.send_control(&OfiContent::Taken { number })?;
             inbox.report(self.key, sink);
             return Ok(());
         };
@@ -215,7 +240,7 @@ impl OfiLink {
                 PayloadPosted::Busy => return Ok(true),
                 PayloadPosted::Gone => {
                     inbox.payloads[index].state = PayloadState::Done(PayloadStatus::TargetGone);
-                    self.send_control(&OfiContent::Skip { number })?;
+                    self.send_control(&OfiContent::Taken { number })?;
                 }
                 PayloadPosted::Begun | PayloadPosted::Copied => {
                     inbox.payloads[index].state = PayloadState::Posted { memory, covered };
@@ -252,6 +277,9 @@ impl OfiLink {
             Ok(status) => {
                 payload.state = PayloadState::Done(status);
                 inbox.last_progress = Some(Instant::now());
+                if let Err(error) = self.send_control(&OfiContent::Taken { number }) {
+                    self.fail(error);
+                }
                 inbox.report(self.key, sink);
             }
             Err(error) => {

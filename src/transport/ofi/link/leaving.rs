@@ -15,36 +15,34 @@ use crate::transport::Sink;
 pub(super) struct Leaving {
     /// Payloads that the peer is ready for, with their tags, and that the provider had no room for, or no connection yet.
     waiting: VecDeque<(AnnouncedPayload, u64)>,
-    /// The numbers of those that are being sent.
-    sending: HashSet<u64>,
+    /// The numbers of those that are on their way.
+    sent: HashSet<u64>,
 }
 
 impl OfiLink {
     /// The peer has posted a receive for a payload.
-    pub(super) fn peer_is_ready(&self, number: u64, tag: u64, name: &[u8], sink: &mut dyn Sink) -> io::Result<()> {
+    pub(super) fn peer_is_ready(&self, number: u64, tag: u64, name: &[u8]) -> io::Result<()> {
         let payload = self.out.lock().take_announced(number)?;
         self.bulk()?.set_peer(name, self.peer.socket())?;
         self.leaving.lock().waiting.push_back((payload, tag));
-        if self.send_payloads(sink)? {
+        if self.send_payloads()? {
             self.wants_timer(Instant::now() + RETRY);
         }
         Ok(())
     }
 
     /// Sends the payloads that the peer is ready for. True when some must wait.
-    fn send_payloads(&self, _sink: &mut dyn Sink) -> io::Result<bool> {
+    fn send_payloads(&self) -> io::Result<bool> {
         let copies = self.port.copies_payloads();
         loop {
             let Some((payload, tag)) = self.leaving.lock().waiting.pop_front() else { return Ok(false) };
             let label = Label::Payload { link: self.number, number: payload.number };
-            // Before it is sent: the completion may come at once.
-            self.leaving.lock().sending.insert(payload.number);
             match self.bulk()?.send(&payload.memory, tag, label, payload.covered, copies)? {
-                PayloadPosted::Begun | PayloadPosted::Copied | PayloadPosted::Gone => {}
+                PayloadPosted::Begun | PayloadPosted::Copied | PayloadPosted::Gone => {
+                    self.leaving.lock().sent.insert(payload.number);
+                }
                 PayloadPosted::Busy => {
-                    let mut leaving = self.leaving.lock();
-                    leaving.sending.remove(&payload.number);
-                    leaving.waiting.push_front((payload, tag));
+                    self.leaving.lock().waiting.push_front((payload, tag));
                     return Ok(true);
                 }
             }
@@ -53,19 +51,27 @@ impl OfiLink {
 
     /// Tries again what the provider had no room for. True when something waits on.
     pub(super) fn retry_payloads(&self, sink: &mut dyn Sink) -> io::Result<bool> {
-        let leaving = !self.leaving.lock().waiting.is_empty() && self.send_payloads(sink)?;
+        let waits = !self.leaving.lock().waiting.is_empty();
+        let leaving = waits && self.send_payloads()?;
         let arriving = self.receive_waiting(sink)?;
         Ok(leaving || arriving)
     }
 
-    /// A payload was sent: its memory is not in use any more.
-    pub(in super::super) fn payload_sent(&self, number: u64, result: Result<(), CompletionError>, sink: &mut dyn Sink) {
-        if self.is_closed() || !self.leaving.lock().sending.remove(&number) {
-            return;
+    /// The provider has taken a payload: the peer reports when it has arrived.
+    pub(in super::super) fn payload_sent(&self, result: Result<(), CompletionError>, sink: &mut dyn Sink) {
+        if let Err(error) = result {
+            self.report_failure(error.into(), sink);
         }
-        match result {
-            Ok(()) => sink.returned(self.key),
-            Err(error) => self.report_failure(error.into(), sink),
+    }
+
+    /// A payload has arrived, or is not wanted. Messages may overtake payloads, so the peer has it only now.
+    pub(super) fn payload_taken(&self, number: u64, sink: &mut dyn Sink) -> io::Result<()> {
+        let was_sent = self.leaving.lock().sent.remove(&number);
+        if !was_sent && !self.out.lock().forget_announced(number) {
+            let what = "it reports the arrival of a payload that it was not sent";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
+        sink.returned(self.key);
+        Ok(())
     }
 }

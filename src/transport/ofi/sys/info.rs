@@ -21,8 +21,6 @@ pub(in super::super) struct Info {
     pub inject: usize,
     /// Most segments of memory of one send, and of one receive.
     pub segments: usize,
-    /// Receives that may be posted at a time.
-    pub receives: usize,
     /// Addresses are socket addresses.
     pub has_socket_addresses: bool,
 }
@@ -113,7 +111,6 @@ impl Info {
             raw,
             inject: sending.inject_size,
             segments: sending.iov_limit.min(receiving.iov_limit),
-            receives: receiving.size,
             has_socket_addresses: [FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6].contains(&entry.addr_format),
         })
     }
