@@ -45,14 +45,8 @@ pub enum OfiProvider {
 }
 
 impl OfiProvider {
-    pub(crate) const ALL: [OfiProvider; 6] = [
-        OfiProvider::Tcp,
-        OfiProvider::TcpRxm,
-        OfiProvider::Verbs,
-        OfiProvider::Cxi,
-        OfiProvider::Opx,
-        OfiProvider::Efa,
-    ];
+    pub(crate) const ALL: [OfiProvider; 6] =
+        [OfiProvider::Tcp, OfiProvider::TcpRxm, OfiProvider::Verbs, OfiProvider::Cxi, OfiProvider::Opx, OfiProvider::Efa];
 
     /// The scheme of its addresses.
     fn scheme(self) -> &'static str {

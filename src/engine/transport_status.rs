@@ -6,8 +6,8 @@ use std::fs;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
-use crate::progress::Core;
 use crate::address::OfiProvider;
+use crate::progress::Core;
 use crate::{EngineConfig, Error, Transport};
 
 /// What a transport can do in this build, on this machine, for this process: see

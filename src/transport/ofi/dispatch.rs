@@ -1,10 +1,11 @@
-//! Passes what has completed at a port on to its links.
+//! Passes what has completed on to the links.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::OfiShared;
+use super::bulk::BulkEndpoint;
 use super::link::OfiLink;
 use super::port::{PeerName, Port};
 use super::sys::{Completion, Label};
@@ -14,21 +15,46 @@ use crate::transport::Sink;
 
 /// Handles what has arrived, and what was sent. True when there was something.
 pub(super) fn poll(shared: &Arc<OfiShared>, port: &Arc<Port>, sink: &mut dyn Sink) -> bool {
-    match port.take_completions() {
+    match port.station.take_completions() {
         Ok(completions) => {
             let any = !completions.is_empty();
             completions.into_iter().for_each(|completion| handle(shared, port, completion, sink));
             any
         }
         Err(error) => {
-            port.log_failure(&error);
-            for link in shared.all_links().iter().filter(|link| link.is_of(port)) {
-                let cause = io::Error::new(io::ErrorKind::ConnectionReset, format!("the provider fails: {error}"));
-                link.report_failure(cause, sink);
-            }
+            port.station.log_failure(&error);
+            let links = shared.all_links();
+            links.iter().filter(|link| link.is_of(port)).for_each(|link| link.report_failure(fails(&error), sink));
             true
         }
     }
+}
+
+/// As `poll`, for the payloads of a link.
+pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut dyn Sink) -> bool {
+    let completions = match bulk.station.take_completions() {
+        Ok(completions) => completions,
+        Err(error) => {
+            bulk.station.log_failure(&error);
+            bulk.fail(fails(&error));
+            return true;
+        }
+    };
+    let any = !completions.is_empty();
+    for Completion { label, is_send, buffer, result } in completions {
+        let Label::Payload { link, number } = label else { continue };
+        let Some(link) = shared.link(link) else { continue };
+        if is_send {
+            link.payload_sent(result.map(drop), sink);
+        } else {
+            link.payload_received(number, result, buffer, sink);
+        }
+    }
+    any
+}
+
+fn fails(error: &io::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, format!("the provider fails: {error}"))
 }
 
 fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sink: &mut dyn Sink) {
@@ -52,16 +78,7 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
             }
             port.message_received(buffer);
         }
-        (Label::Payload { link, .. }, true) => {
-            if let Some(link) = shared.link(link) {
-                link.payload_sent(result.map(drop), sink);
-            }
-        }
-        (Label::Payload { link, number }, false) => {
-            if let Some(link) = shared.link(link) {
-                link.payload_received(number, result, buffer, sink);
-            }
-        }
+        (Label::Payload { .. }, _) => {}
     }
 }
 

@@ -89,7 +89,7 @@ impl OfiLink {
 
     /// A peer has dialled.
     pub(super) fn accept(shared: &Arc<OfiShared>, port: &Arc<Port>, hello: OfiHello<'_>, peer: PeerName, sink: &mut dyn Sink) {
-        let key = sink.accepted(Address::ofi(port.provider, peer.socket()));
+        let key = sink.accepted(Address::ofi(port.station.provider, peer.socket()));
         match OfiLink::new(shared, port, key, peer, Some((hello.incarnation, hello.link))) {
             Ok(link) => {
                 link.out.lock().open(hello.link, hello.credits, hello.message);
@@ -130,7 +130,7 @@ impl OfiLink {
     /// Dials: the hello is repeated until there is an answer.
     pub(super) fn dial(&self) {
         let now = Instant::now();
-        *self.dialling.lock() = Some(Dialling::new(now, self.port.provider, self.peer.socket()));
+        *self.dialling.lock() = Some(Dialling::new(now, self.port.station.provider, self.peer.socket()));
         let sent = self.out.lock().send_hello(&self.port, &OfiContent::Hello(self.hello()));
         match sent {
             Ok(()) => self.wants_timer(now + RETRY),
@@ -286,7 +286,11 @@ impl OfiLink {
 
     fn write(&self, out: &mut OfiOutbox, sending: &mut OfiSend) -> io::Result<Written> {
         let covered = self.covered.load(Ordering::Relaxed);
-        out.write(&self.port, sending, covered, || Ok(self.bulk()?.name().to_vec()))
+        out.write(&self.port, sending, covered, || {
+            let bulk = self.bulk()?;
+            self.shared.begin_payload(&bulk);
+            Ok(bulk.name().to_vec())
+        })
     }
 
     /// The link's bulk endpoint, opened when it is first needed.
@@ -298,7 +302,7 @@ impl OfiLink {
         if self.is_closed() {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        let bulk = BulkEndpoint::open(&self.port, self.me.clone(), self.peer.socket())?;
+        let bulk = self.shared.open_bulk(&self.port, self.peer.socket(), self.me.clone())?;
         Ok(slot.insert(bulk).clone())
     }
 
@@ -380,6 +384,10 @@ impl BulkOwner for OfiLink {
         self.fail(cause);
     }
 
+    fn bulk_collected(&self) {
+        self.shared.wake();
+    }
+
     fn bulk_deadline(&self, at: Instant) {
         self.wants_timer(at);
     }
@@ -416,11 +424,11 @@ impl Link for OfiLink {
     }
 
     fn scheme(&self) -> Transport {
-        Transport::Ofi(self.port.provider)
+        Transport::Ofi(self.port.station.provider)
     }
 
     fn is_local(&self) -> bool {
-        let (own, peer) = (self.port.socket.ip(), self.peer.socket().ip());
+        let (own, peer) = (self.port.station.socket.ip(), self.peer.socket().ip());
         own == peer || peer.is_loopback()
     }
 
@@ -454,6 +462,7 @@ impl Link for OfiLink {
         let bulk = self.bulk.lock().take();
         if let Some(bulk) = bulk {
             bulk.close();
+            self.shared.forget_bulk(&bulk);
         }
         self.shared.remove(self);
         if lingers {

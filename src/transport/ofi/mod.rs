@@ -11,6 +11,7 @@ mod link;
 mod outbox;
 mod port;
 mod provider;
+mod station;
 mod sys;
 mod wire;
 
@@ -18,22 +19,23 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use mio::Token;
 
-use super::{
-    Capabilities, Link, LinkKey, Reactor, Sink, TransportDriver, resolve, resolve_to_listen, source_towards,
-};
+use super::{Capabilities, Link, LinkKey, Reactor, Sink, TransportDriver, resolve, resolve_to_listen, source_towards};
 use crate::address::OfiProvider;
 use crate::deferred_log::defer;
 use crate::fork::CreatorProcess;
 use crate::sync::{Mutex, RwLock};
 use crate::{Address, Error, Result, Transport};
+use bulk::{BulkEndpoint, BulkOwner};
 use limits::{LINGER, NAP};
 use link::OfiLink;
 use port::{PeerName, Port};
+use station::Station;
+use sys::Info;
 
 pub(crate) struct Ofi {
     shared: Arc<OfiShared>,
@@ -54,6 +56,8 @@ struct OfiShared {
     links: Mutex<HashMap<u64, Arc<OfiLink>>>,
     /// The numbers of accepted links, by the peer's incarnation and its number: a hello may arrive again.
     accepted: Mutex<HashMap<(u64, u64), u64>>,
+    /// Bulk endpoints with payloads under way, which are polled.
+    bulks: Mutex<Vec<Arc<BulkEndpoint>>>,
     /// Links that have failed where it could not be reported.
     scheduled: Mutex<Vec<Arc<OfiLink>>>,
     /// Links that wait for a time, and the next time.
@@ -101,6 +105,24 @@ impl OfiShared {
                 self.wake();
             }
         }
+    }
+
+    /// From now on a payload of this endpoint is under way.
+    fn begin_payload(&self, bulk: &Arc<BulkEndpoint>) {
+        if !bulk.begin_payload() {
+            return;
+        }
+        {
+            let mut bulks = self.bulks.lock();
+            if !bulks.iter().any(|other| Arc::ptr_eq(other, bulk)) {
+                bulks.push(bulk.clone());
+            }
+        }
+        self.wake();
+    }
+
+    fn forget_bulk(&self, bulk: &Arc<BulkEndpoint>) {
+        self.bulks.lock().retain(|other| !Arc::ptr_eq(other, bulk));
     }
 
     fn lingering(&self, change: isize) {
@@ -154,17 +176,28 @@ impl OfiShared {
 
     /// Opens an endpoint at an address of this host.
     fn open(self: &Arc<Self>, provider: OfiProvider, socket: SocketAddr, listens: bool) -> io::Result<Arc<Port>> {
-        let info = provider::at(provider, socket)?;
-        let token = Token(self.first_token + self.count.fetch_add(1, Ordering::Relaxed));
-        let port = Port::open(provider, info, listens, token, self)?;
+        let port = Port::open(self.open_station(provider, provider::at(provider, socket)?)?, listens)?;
         self.ports.write().push(port.clone());
         Ok(port)
+    }
+
+    fn open_station(&self, provider: OfiProvider, info: Info) -> io::Result<Station> {
+        let token = Token(self.first_token + self.count.fetch_add(1, Ordering::Relaxed));
+        Station::open(provider, info, &self.registry, token)
+    }
+
+    /// A bulk endpoint for a link of this port, at the address from which packets to `remote` come.
+    fn open_bulk(&self, port: &Port, remote: SocketAddr, owner: Weak<dyn BulkOwner>) -> io::Result<Arc<BulkEndpoint>> {
+        let own = port.station.socket.ip();
+        let ip = if own.is_unspecified() { source_towards(remote)? } else { own };
+        let info = port.station.domain.info.at(SocketAddr::new(ip, 0))?;
+        Ok(BulkEndpoint::open(self.open_station(port.station.provider, info)?, owner))
     }
 
     /// The endpoint from which this address is dialled.
     fn port_towards(self: &Arc<Self>, provider: OfiProvider, remote: SocketAddr) -> io::Result<Arc<Port>> {
         let source: IpAddr = source_towards(remote)?;
-        let suits = |port: &&Arc<Port>| port.provider == provider && port.socket.ip() == source;
+        let suits = |port: &&Arc<Port>| port.station.provider == provider && port.station.socket.ip() == source;
         if let Some(port) = self.ports.read().iter().find(suits) {
             return Ok(port.clone());
         }
@@ -186,6 +219,7 @@ impl Ofi {
                 count: AtomicUsize::new(0),
                 links: Mutex::default(),
                 accepted: Mutex::default(),
+                bulks: Mutex::default(),
                 scheduled: Mutex::default(),
                 timed: Mutex::default(),
                 alarm: Mutex::default(),
@@ -268,7 +302,7 @@ impl TransportDriver for Ofi {
             io::ErrorKind::AddrInUse => Error::AddressInUse { address: address.clone() },
             _ => failed(error),
         })?;
-        Ok(Address::ofi(provider, port.socket))
+        Ok(Address::ofi(provider, port.station.socket))
     }
 
     fn stop_listening(&self) {
@@ -299,6 +333,13 @@ impl TransportDriver for Ofi {
         for port in &ports {
             any |= dispatch::poll(&self.shared, port, sink);
         }
+        let bulks: smallvec::SmallVec<[Arc<BulkEndpoint>; 4]> = self.shared.bulks.lock().iter().cloned().collect();
+        for bulk in &bulks {
+            any |= dispatch::poll_bulk(&self.shared, bulk, sink);
+        }
+        if !bulks.is_empty() {
+            self.shared.bulks.lock().retain(|bulk| bulk.is_active());
+        }
         any
     }
 
@@ -316,7 +357,9 @@ impl TransportDriver for Ofi {
 
     fn park(&self) -> bool {
         self.shared.parked.store(true, Ordering::SeqCst);
-        let quiet = self.shared.all_ports().iter().filter(|port| !port.park()).count() == 0;
+        let bulks = self.shared.bulks.lock().clone();
+        let quiet =
+            self.shared.all_ports().iter().all(|port| port.station.park()) && bulks.iter().all(|bulk| bulk.station.park());
         quiet && !self.shared.pending_flags.load(Ordering::SeqCst)
     }
 
@@ -326,7 +369,7 @@ impl TransportDriver for Ofi {
 
     #[cfg(test)]
     fn is_locked(&self) -> bool {
-        self.shared.all_ports().iter().any(|port| port.is_locked())
+        self.shared.all_ports().iter().any(|port| port.station.is_locked())
     }
 }
 
@@ -350,7 +393,6 @@ impl Drop for Ofi {
         }
         self.shared.timed.lock().clear();
         self.shared.scheduled.lock().clear();
-        ports.iter().for_each(|port| port.close());
+        ports.iter().for_each(|port| port.station.close());
     }
 }
-

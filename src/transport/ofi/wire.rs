@@ -245,14 +245,8 @@ fn parse(message: &[u8]) -> Option<(OfiHeader, OfiContent<'_>)> {
 mod tests {
     use super::*;
 
-    const HERE: OfiHello<'_> = OfiHello {
-        versions: (1, 1),
-        message: 4096,
-        credits: 16,
-        incarnation: 7 << 60,
-        link: 9 << 50,
-        name: b"sixteen bytes...",
-    };
+    const HERE: OfiHello<'_> =
+        OfiHello { versions: (1, 1), message: 4096, credits: 16, incarnation: 7 << 60, link: 9 << 50, name: b"sixteen bytes..." };
 
     fn encoded(content: &OfiContent<'_>) -> Vec<u8> {
         let mut out = Vec::new();

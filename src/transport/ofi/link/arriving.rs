@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::Instant;
 
-use super::super::bulk::PayloadPosted;
+use super::super::bulk::{CHECKSUM, PayloadPosted};
 use super::super::limits::{MAX_ANNOUNCED, RETRY, STALL};
 use super::super::sys::{CompletionError, Label};
 use super::super::wire::OfiContent;
@@ -41,9 +41,15 @@ struct ArrivingPayload {
 
 enum PayloadState {
     /// The provider had no room for its receive.
-    Waiting { memory: Slice, covered: bool },
+    Waiting {
+        memory: Slice,
+        covered: bool,
+    },
     /// The peer is sending it: into the memory, or into a buffer.
-    Posted { memory: Slice, covered: bool },
+    Posted {
+        memory: Slice,
+        covered: bool,
+    },
     Done(PayloadStatus),
 }
 
@@ -110,12 +116,7 @@ impl OfiInbox {
     }
 
     /// Part of a payload has arrived in a message, with its checksum, if any; `None`: its memory is gone.
-    pub(super) fn deliver(
-        &mut self,
-        key: LinkKey,
-        payload: Option<(&[u8], Option<u32>)>,
-        sink: &mut dyn Sink,
-    ) -> io::Result<()> {
+    pub(super) fn deliver(&mut self, key: LinkKey, payload: Option<(&[u8], Option<u32>)>, sink: &mut dyn Sink) -> io::Result<()> {
         if let Some((_, sum)) = payload {
             self.check_covered(sum.is_some())?;
         }
@@ -208,7 +209,9 @@ impl OfiLink {
             inbox.report(self.key, sink);
             return Ok(());
         };
-        self.bulk()?.set_peer(name, self.peer.socket())?;
+        let bulk = self.bulk()?;
+        bulk.set_peer(name, self.peer.socket())?;
+        self.shared.begin_payload(&bulk);
         inbox.payloads.push_back(ArrivingPayload { number, state: PayloadState::Waiting { memory, covered } });
         if !inbox.is_expecting() {
             inbox.last_progress = Some(Instant::now());
@@ -228,21 +231,20 @@ impl OfiLink {
     }
 
     fn post_waiting(&self, inbox: &mut OfiInbox, sink: &mut dyn Sink) -> io::Result<bool> {
-        let copies = self.port.copies_payloads();
         for index in 0..inbox.payloads.len() {
             let PayloadState::Waiting { memory, covered } = &inbox.payloads[index].state else { continue };
             let (memory, covered, number) = (memory.clone(), *covered, inbox.payloads[index].number);
             let tag = inbox.next_tag();
             let label = Label::Payload { link: self.number, number };
             let bulk = self.bulk()?;
-            let extra = if covered { 4 } else { 0 };
-            match bulk.receive(&memory, tag, label, extra, copies || covered)? {
+            match bulk.receive(&memory, tag, label, covered)? {
                 PayloadPosted::Busy => return Ok(true),
                 PayloadPosted::Gone => {
                     inbox.payloads[index].state = PayloadState::Done(PayloadStatus::TargetGone);
+                    bulk.end_payload();
                     self.send_control(&OfiContent::Taken { number })?;
                 }
-                PayloadPosted::Begun | PayloadPosted::Copied => {
+                PayloadPosted::Begun => {
                     inbox.payloads[index].state = PayloadState::Posted { memory, covered };
                     self.send_control(&OfiContent::Ready { number, tag, name: bulk.name() })?;
                 }
@@ -277,6 +279,9 @@ impl OfiLink {
             Ok(status) => {
                 payload.state = PayloadState::Done(status);
                 inbox.last_progress = Some(Instant::now());
+                if let Ok(bulk) = self.bulk() {
+                    bulk.end_payload();
+                }
                 if let Err(error) = self.send_control(&OfiContent::Taken { number }) {
                     self.fail(error);
                 }
@@ -305,7 +310,7 @@ fn arrived(
     if len == 0 {
         return Ok(PayloadStatus::SourceGone);
     }
-    if len != memory.len + if covered { 4 } else { 0 } {
+    if len != memory.len + if covered { CHECKSUM } else { 0 } {
         return Err(broken("a payload of another length than announced"));
     }
     let Some(buffer) = buffer else { return Ok(PayloadStatus::Whole) };

@@ -33,12 +33,12 @@ impl OfiLink {
 
     /// Sends the payloads that the peer is ready for. True when some must wait.
     fn send_payloads(&self) -> io::Result<bool> {
-        let copies = self.port.copies_payloads();
+        let bulk = self.bulk()?;
         loop {
             let Some((payload, tag)) = self.leaving.lock().waiting.pop_front() else { return Ok(false) };
             let label = Label::Payload { link: self.number, number: payload.number };
-            match self.bulk()?.send(&payload.memory, tag, label, payload.covered, copies)? {
-                PayloadPosted::Begun | PayloadPosted::Copied | PayloadPosted::Gone => {
+            match bulk.send(&payload.memory, tag, label, payload.covered)? {
+                PayloadPosted::Begun | PayloadPosted::Gone => {
                     self.leaving.lock().sent.insert(payload.number);
                 }
                 PayloadPosted::Busy => {
@@ -71,6 +71,7 @@ impl OfiLink {
             let what = "it reports the arrival of a payload that it was not sent";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
+        self.bulk()?.end_payload();
         sink.returned(self.key);
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::domain::Domain;
 use super::fabric::{close, note};
 use super::info::SocketName;
-use super::raw::{AvAttr, FI_ADDR_UNSPEC, FidAv, FiAddr};
+use super::raw::{AvAttr, FI_ADDR_UNSPEC, FiAddr, FidAv};
 use super::{check, failed};
 use crate::fork::CreatorProcess;
 
@@ -29,15 +29,8 @@ pub(in super::super) struct PeerAddress(pub(super) FiAddr);
 
 impl Av {
     pub fn open(domain: &Arc<Domain>) -> io::Result<Arc<Av>> {
-        let mut attributes = AvAttr {
-            type_: 0,
-            rx_ctx_bits: 0,
-            count: 0,
-            ep_per_node: 0,
-            name: ptr::null(),
-            map_addr: ptr::null_mut(),
-            flags: 0,
-        };
+        let mut attributes =
+            AvAttr { type_: 0, rx_ctx_bits: 0, count: 0, ep_per_node: 0, name: ptr::null(), map_addr: ptr::null_mut(), flags: 0 };
         // SAFETY: the domain is open, and its table has this function in all versions.
         let open = unsafe { (*(*domain.as_ptr()).ops).av_open };
         let mut raw = ptr::null_mut();

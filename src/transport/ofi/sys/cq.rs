@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::domain::Domain;
 use super::fabric::{close, note};
-use super::operation::{self, Completion, CompletionError};
+use super::operation::{Completion, CompletionError, Operations};
 use super::raw::{CqAttr, CqEntry, CqErrEntry, FI_CQ_FORMAT_TAGGED, FI_EAVAIL, FI_GETWAIT, FI_WAIT_FD, FI_WAIT_NONE, Fid, FidCq};
 use super::{check, failed};
 use crate::fork::CreatorProcess;
@@ -22,6 +22,8 @@ pub(in super::super) struct Cq {
     raw: NonNull<FidCq>,
     /// Becomes readable at the next event, once `try_wait` has returned true. `None`: the provider has none.
     pub fd: Option<RawFd>,
+    /// Freed after the queue is closed.
+    pub(super) operations: Operations,
     domain: Arc<Domain>,
     process: CreatorProcess,
 }
@@ -38,7 +40,8 @@ impl Cq {
             // It has no descriptors.
             Err(_) => (Cq::raw(domain, FI_WAIT_NONE)?, None),
         };
-        Ok(Arc::new(Cq { raw, fd, domain: domain.clone(), process: CreatorProcess::this() }))
+        let operations = Operations::default();
+        Ok(Arc::new(Cq { raw, fd, operations, domain: domain.clone(), process: CreatorProcess::this() }))
     }
 
     fn raw(domain: &Arc<Domain>, wait_obj: i32) -> io::Result<NonNull<FidCq>> {
@@ -98,7 +101,7 @@ impl Cq {
             // SAFETY: the call has written `count` entries.
             let entry = unsafe { entry.assume_init_ref() };
             // SAFETY: each operation is posted with a context of its own, and completes once.
-            found.extend(unsafe { operation::complete(entry.op_context, Ok(entry.len)) });
+            found.extend(unsafe { self.operations.complete(entry.op_context, Ok(entry.len)) });
         }
         Ok(true)
     }
@@ -130,7 +133,7 @@ impl Cq {
             return Err(failed("fi_cq_readerr", -count as i32));
         }
         // SAFETY: as for `poll`.
-        found.extend(unsafe { operation::complete(entry.op_context, Err(CompletionError::new(entry.err))) });
+        found.extend(unsafe { self.operations.complete(entry.op_context, Err(CompletionError::new(entry.err))) });
         Ok(true)
     }
 }

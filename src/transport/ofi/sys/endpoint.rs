@@ -11,12 +11,11 @@ use super::av::{Av, PeerAddress};
 use super::cq::Cq;
 use super::domain::Domain;
 use super::fabric::close;
-use super::{check, failed, must};
 use super::info::SocketName;
 use super::lending::{LoanHost, MemoryLoan};
-use super::operation::{Label, Operation, OperationMemory};
-use super::info::Info;
-use super::raw::{FI_ADDR_UNSPEC, FI_ENABLE, FI_RECV, FI_SEND, Fid, FidEp, FiAddr, TaggedOps};
+use super::operation::{Label, OperationMemory};
+use super::raw::{FI_ADDR_UNSPEC, FI_ENABLE, FI_RECV, FI_SEND, FiAddr, Fid, FidEp, TaggedOps};
+use super::{check, failed, must};
 use crate::fork::CreatorProcess;
 use crate::memory::{IoVec, Slice};
 use crate::sync::{Mutex, RwLock};
@@ -34,7 +33,7 @@ pub(in super::super) struct Endpoint {
     name: SocketName,
     // Closed after the endpoint.
     _av: Arc<Av>,
-    _cq: Arc<Cq>,
+    cq: Arc<Cq>,
     _domain: Arc<Domain>,
     process: CreatorProcess,
 }
@@ -57,13 +56,13 @@ pub(in super::super) enum Posted<B> {
 }
 
 impl Endpoint {
-    /// Opens an endpoint at an address of the domain, and enables it.
-    pub fn open(domain: &Arc<Domain>, info: &Info, av: &Arc<Av>, cq: &Arc<Cq>) -> io::Result<Endpoint> {
+    /// Opens an endpoint at the address of the domain, and enables it.
+    pub fn open(domain: &Arc<Domain>, av: &Arc<Av>, cq: &Arc<Cq>) -> io::Result<Endpoint> {
         // SAFETY: the domain is open, and its table has this function in all versions.
         let open = unsafe { (*(*domain.as_ptr()).ops).endpoint };
         let mut raw = ptr::null_mut();
-        // SAFETY: the entry is that of the domain, or a copy with another address.
-        let returned = unsafe { open(domain.as_ptr(), info.as_ptr(), &raw mut raw, ptr::null_mut()) };
+        // SAFETY: the entry is that of the domain.
+        let returned = unsafe { open(domain.as_ptr(), domain.info.as_ptr(), &raw mut raw, ptr::null_mut()) };
         check("fi_endpoint", returned)?;
         let raw = NonNull::new(raw).ok_or(io::ErrorKind::Other)?;
         let mut endpoint = Endpoint {
@@ -72,7 +71,7 @@ impl Endpoint {
             segments: domain.info.segments.max(1),
             name: SocketName::of(([0, 0, 0, 0], 0).into()),
             _av: av.clone(),
-            _cq: cq.clone(),
+            cq: cq.clone(),
             _domain: domain.clone(),
             process: CreatorProcess::this(),
         };
@@ -199,15 +198,15 @@ impl Endpoint {
         let Some(raw) = *slot else { return Err(closed()) };
         // Moving the vector into the operation does not move its bytes.
         let bytes = (buffer.as_mut_ptr(), buffer.len());
-        let operation = Operation::begin(label, is_send, OperationMemory::Owned(buffer));
+        let operation = self.cq.operations.begin(label, is_send, OperationMemory::Owned(buffer));
         let returned = post(raw, bytes, operation.as_ptr().cast());
         if returned == 0 {
             return Ok(Posted::Begun);
         }
         // SAFETY: the provider has refused it.
-        let memory = unsafe { Operation::take_back(operation) };
+        let memory = unsafe { self.cq.operations.take_back(operation) };
         match (memory, returned) {
-            (OperationMemory::Owned(buffer), busy) if busy == -(libc::EAGAIN as isize) => Ok(Posted::Busy(buffer)),
+            (Some(OperationMemory::Owned(buffer)), busy) if busy == -(libc::EAGAIN as isize) => Ok(Posted::Busy(buffer)),
             _ => Err(failed("a message can't be posted", -returned as i32)),
         }
     }
@@ -235,13 +234,13 @@ impl Endpoint {
             lent.retain(|other| !other.has_ended());
             lent.push(loan.clone());
         }
-        let operation = Operation::begin(label, is_send, OperationMemory::Lent(loan));
+        let operation = self.cq.operations.begin(label, is_send, OperationMemory::Lent(loan));
         let returned = post(raw, &pieces, operation.as_ptr().cast());
         if returned == 0 {
             return Ok(Posted::Begun);
         }
         // SAFETY: the provider has refused it.
-        if let OperationMemory::Lent(loan) = unsafe { Operation::take_back(operation) } {
+        if let Some(OperationMemory::Lent(loan)) = unsafe { self.cq.operations.take_back(operation) } {
             loan.end();
         }
         if returned == -(libc::EAGAIN as isize) {

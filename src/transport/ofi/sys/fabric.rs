@@ -5,10 +5,10 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use super::check;
 use super::info::Info;
 use super::library::library;
 use super::raw::{Fid, FidFabric};
-use super::check;
 use crate::deferred_log::defer;
 use crate::fork::CreatorProcess;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::lending::MemoryLoan;
 use super::raw::{FI_ETRUNC, ProviderContext};
 use super::text_of;
+use crate::sync::Mutex;
 
 /// What the caller of an operation knows it by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,30 +26,85 @@ pub(super) enum OperationMemory {
     Lent(Arc<MemoryLoan>),
 }
 
-/// An operation. It is freed when it has completed; if it never does, it leaks, together with its memory.
+/// An operation.
 #[repr(C)]
 pub(super) struct Operation {
     // First, since providers take the address of the operation for that of their own memory.
     provider: ProviderContext,
     label: Label,
     is_send: bool,
-    memory: OperationMemory,
+    /// `None`: it is not in progress.
+    memory: Option<OperationMemory>,
 }
 
-impl Operation {
-    /// The context to post it with.
-    pub fn begin(label: Label, is_send: bool, memory: OperationMemory) -> NonNull<Operation> {
-        let operation = Box::new(Operation { provider: ProviderContext::default(), label, is_send, memory });
-        NonNull::from(Box::leak(operation))
+/// The operations of one completion queue. Some may never complete, so they are freed with the queue.
+#[derive(Default)]
+pub(super) struct Operations(Mutex<OperationPool>);
+
+#[derive(Default)]
+struct OperationPool {
+    all: Vec<NonNull<Operation>>,
+    /// Those that are not in progress.
+    free: Vec<NonNull<Operation>>,
+}
+
+// SAFETY: the pointers are to boxes that the pool owns.
+unsafe impl Send for OperationPool {}
+
+impl Operations {
+    /// The context to post an operation with.
+    pub fn begin(&self, label: Label, is_send: bool, memory: OperationMemory) -> NonNull<Operation> {
+        let begun = Operation { provider: ProviderContext::default(), label, is_send, memory: Some(memory) };
+        let mut pool = self.0.lock();
+        if let Some(operation) = pool.free.pop() {
+            // SAFETY: it is not in progress, so nobody else has it.
+            unsafe { operation.write(begun) };
+            return operation;
+        }
+        let operation = NonNull::from(Box::leak(Box::new(begun)));
+        pool.all.push(operation);
+        operation
     }
 
-    /// Takes it back: it was not posted.
+    /// Takes an operation back: it was not posted.
     ///
     /// # Safety
     /// It must come from `begin`, and no provider may have it.
-    pub unsafe fn take_back(operation: NonNull<Operation>) -> OperationMemory {
-        // SAFETY: `begin` has made it from a box; it is taken back once.
-        unsafe { Box::from_raw(operation.as_ptr()) }.memory
+    pub unsafe fn take_back(&self, mut operation: NonNull<Operation>) -> Option<OperationMemory> {
+        // SAFETY: as the caller promises: nobody else has it.
+        let memory = unsafe { operation.as_mut() }.memory.take();
+        self.0.lock().free.push(operation);
+        memory
+    }
+
+    /// Ends an operation. Memory that was lent is its owner's again. `None` for a null context.
+    ///
+    /// # Safety
+    /// The context must be null, or that of an operation that has completed, and be passed once.
+    pub unsafe fn complete(&self, context: *mut c_void, result: Result<usize, CompletionError>) -> Option<Completion> {
+        let operation = NonNull::new(context.cast::<Operation>())?;
+        // SAFETY: the context is the address of an operation that `begin` has made, and that no provider has any more.
+        let &Operation { label, is_send, .. } = unsafe { operation.as_ref() };
+        // SAFETY: as above.
+        let memory = unsafe { self.take_back(operation) };
+        let buffer = match memory {
+            Some(OperationMemory::Owned(buffer)) => Some(buffer),
+            Some(OperationMemory::Lent(loan)) => {
+                loan.end();
+                None
+            }
+            None => None,
+        };
+        Some(Completion { label, is_send, buffer, result })
+    }
+}
+
+impl Drop for Operations {
+    fn drop(&mut self) {
+        for operation in self.0.get_mut().all.drain(..) {
+            // SAFETY: `begin` has made it from a box. The queue is closed, so no provider has it any more.
+            drop(unsafe { Box::from_raw(operation.as_ptr()) });
+        }
     }
 }
 
@@ -92,22 +148,4 @@ impl From<CompletionError> for io::Error {
     fn from(error: CompletionError) -> io::Error {
         io::Error::new(io::ErrorKind::ConnectionReset, format!("the provider reports: {error}"))
     }
-}
-
-/// Ends an operation. Memory that was lent is its owner's again. `None` for a null context.
-///
-/// # Safety
-/// The context must be null, or that of an operation that has completed, and be passed once.
-pub(super) unsafe fn complete(context: *mut c_void, result: Result<usize, CompletionError>) -> Option<Completion> {
-    let operation = NonNull::new(context.cast::<Operation>())?;
-    // SAFETY: the context is the address of an operation, which `begin` has made from a box.
-    let Operation { label, is_send, memory, .. } = *unsafe { Box::from_raw(operation.as_ptr()) };
-    let buffer = match memory {
-        OperationMemory::Owned(buffer) => Some(buffer),
-        OperationMemory::Lent(loan) => {
-            loan.end();
-            None
-        }
-    };
-    Some(Completion { label, is_send, buffer, result })
 }
