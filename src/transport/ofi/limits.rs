@@ -31,8 +31,10 @@ pub(super) const RETRY: Duration = Duration::from_millis(2);
 /// The same for a link that has waited for long: its peer may be dead.
 pub(super) const RETRY_SLOWLY: Duration = Duration::from_millis(50);
 
-/// Where the provider has no descriptor, or may miss an event: the longest sleep while something is expected.
+/// The longest sleep where the provider may miss an event, or has no descriptor: while links are expected; and while there are
+/// links, but no descriptor.
 pub(super) const NAP: Duration = Duration::from_millis(10);
+pub(super) const SHORT_NAP: Duration = Duration::from_millis(1);
 
 /// How long the end of the transport waits for messages to be sent.
 pub(super) const LINGER: Duration = Duration::from_millis(200);

@@ -31,7 +31,7 @@ use crate::fork::CreatorProcess;
 use crate::sync::{Mutex, RwLock};
 use crate::{Address, Error, Result, Transport};
 use bulk::{BulkEndpoint, BulkOwner};
-use limits::{LINGER, NAP};
+use limits::LINGER;
 use link::OfiLink;
 use port::{PeerName, Port};
 use station::Station;
@@ -350,8 +350,8 @@ impl TransportDriver for Ofi {
         if self.shared.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let naps = self.shared.ports.read().iter().any(|port| port.naps());
-        let nap = naps.then(|| Instant::now() + NAP);
+        let nap = self.shared.ports.read().iter().filter_map(|port| port.nap()).min();
+        let nap = nap.map(|nap| Instant::now() + nap);
         [nap, *self.shared.alarm.lock()].into_iter().flatten().min()
     }
 

@@ -5,9 +5,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::limits::{CREDITS, LINGER, MESSAGE, STRANGERS, UNCREDITED};
+use super::limits::{CREDITS, LINGER, MESSAGE, NAP, SHORT_NAP, STRANGERS, UNCREDITED};
 use super::provider;
 use super::station::Station;
 use super::sys::{Label, PeerAddress, Posted, SocketName};
@@ -130,9 +130,13 @@ impl Port {
         provider::longest_in_messages(self.station.provider)
     }
 
-    /// The driver must not sleep for long: there is no descriptor, or it may miss an event.
-    pub(super) fn naps(&self) -> bool {
-        (!self.station.has_descriptor() || provider::may_miss_events(self.station.provider)) && self.is_in_use()
+    /// How long the driver may sleep, if there is no descriptor, or it may miss an event.
+    pub(super) fn nap(&self) -> Option<Duration> {
+        let (links, has_descriptor) = (self.wanted.load(Ordering::Relaxed) > STRANGERS, self.station.has_descriptor());
+        if has_descriptor && !provider::may_miss_events(self.station.provider) || !self.is_in_use() {
+            return None;
+        }
+        Some(if links && !has_descriptor { SHORT_NAP } else { NAP })
     }
 
     /// Posts the receives for the messages of one more link.

@@ -37,9 +37,15 @@ pub(super) fn longest_in_messages(provider: OfiProvider) -> usize {
     }
 }
 
-/// Whether the provider may report an event too late for the descriptor: then the engine sleeps for a short time only.
+/// Whether its descriptor is waited for. That of the messages utility over sockets is an epoll instance within another one, within
+/// another: with those of the engine and of a program's event loop these are more levels than the kernel allows.
+pub(super) fn has_descriptor(provider: OfiProvider) -> bool {
+    provider != OfiProvider::TcpRxm
+}
+
+/// Whether its descriptor may miss an event. That of the messages utility reports no connections.
 pub(super) fn may_miss_events(provider: OfiProvider) -> bool {
-    matches!(provider, OfiProvider::Cxi)
+    matches!(provider, OfiProvider::Verbs | OfiProvider::Cxi)
 }
 
 /// An error says why the provider can't be used on this machine. It is found out once.

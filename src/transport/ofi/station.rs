@@ -12,6 +12,7 @@ use std::sync::Arc;
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 
+use super::provider;
 use super::sys::{Av, Completion, Cq, Domain, Endpoint, Info};
 use crate::address::OfiProvider;
 use crate::deferred_log::defer;
@@ -45,7 +46,7 @@ struct Completions {
 impl Station {
     pub(super) fn open(provider: OfiProvider, info: Info, registry: &mio::Registry, token: Token) -> io::Result<Station> {
         let domain = Domain::open(info)?;
-        let (av, cq) = (Av::open(&domain)?, Cq::open(&domain)?);
+        let (av, cq) = (Av::open(&domain)?, Cq::open(&domain, provider::has_descriptor(provider))?);
         let endpoint = Endpoint::open(&domain, &av, &cq)?;
         let socket = endpoint.name().socket().ok_or(io::ErrorKind::Other)?;
         let registry = registry.try_clone()?;

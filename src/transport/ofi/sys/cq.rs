@@ -34,11 +34,12 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    pub fn open(domain: &Arc<Domain>) -> io::Result<Arc<Cq>> {
-        let (raw, fd) = match Cq::raw(domain, FI_WAIT_FD) {
-            Ok(raw) => (raw, Some(Cq::descriptor(raw)?)),
-            // It has no descriptors.
-            Err(_) => (Cq::raw(domain, FI_WAIT_NONE)?, None),
+    /// With a descriptor, if it is wanted and the provider has one.
+    pub fn open(domain: &Arc<Domain>, descriptor: bool) -> io::Result<Arc<Cq>> {
+        let with = if descriptor { Cq::raw(domain, FI_WAIT_FD).ok() } else { None };
+        let (raw, fd) = match with {
+            Some(raw) => (raw, Some(Cq::descriptor(raw)?)),
+            None => (Cq::raw(domain, FI_WAIT_NONE)?, None),
         };
         let operations = Operations::default();
         Ok(Arc::new(Cq { raw, fd, operations, domain: domain.clone(), process: CreatorProcess::this() }))
