@@ -24,7 +24,9 @@ macro_rules! suite {
         #[cfg(feature = "ofi")]
         suite!(@ on_fabric on_ofi_tcp_guarded, "ofi+tcp", crate::support::guarded, [$($test),*]);
         #[cfg(feature = "ofi")]
-        suite!(@ on_fabric on_ofi_tcp_rxm, "ofi+tcp+rxm", |builder| builder.same_host_upgrade(false), [$($test),*]);
+        suite!(@ on_request on_ofi_tcp_rxm, "ofi+tcp+rxm", [$($test),*]);
+        #[cfg(feature = "ofi")]
+        suite!(@ on_request on_ofi_verbs, "ofi+verbs", [$($test),*]);
     };
     (@ $module:ident, $scheme:literal, $listen:literal, $knobs:expr, [$($test:ident),*]) => {
         mod $module {
@@ -48,6 +50,20 @@ macro_rules! suite {
                         let listen = crate::common::fabric_address($scheme);
                         crate::support::run(name, $scheme, &listen, $knobs, super::$test);
                     }
+                }
+            )*
+        }
+    };
+    // Slow, or without a device on most machines: only on request.
+    (@ on_request $module:ident, $scheme:literal, [$($test:ident),*]) => {
+        mod $module {
+            $(
+                #[test]
+                #[ignore = "runs on request: ci/ofi"]
+                fn $test() {
+                    let name = concat!(module_path!(), "::", stringify!($test));
+                    let listen = crate::common::fabric_address($scheme);
+                    crate::support::run(name, $scheme, &listen, |builder| builder.same_host_upgrade(false), super::$test);
                 }
             )*
         }
