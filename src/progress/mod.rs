@@ -243,7 +243,11 @@ impl Core {
             #[cfg(feature = "verbs")]
             wrap(Box::new(Verbs::new(reactor(3)?, settings.incarnation, proto::wire::VERSIONS))),
             #[cfg(feature = "ofi")]
-            wrap(Box::new(Ofi::new(reactor(4)?, settings.incarnation, proto::wire::VERSIONS))),
+            wrap(Box::new(Ofi::new(
+                reactor(if cfg!(feature = "verbs") { 4 } else { 3 })?,
+                settings.incarnation,
+                proto::wire::VERSIONS,
+            ))),
         ];
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = match settings.progress {

@@ -5,13 +5,14 @@ mod dialling;
 mod leaving;
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::OfiShared;
 use super::bulk::{BulkEndpoint, BulkOwner};
-use super::limits::{CHUNK, CREDITS, HELLO_AGAIN, LINGER, MESSAGE, RETRY, RETRY_SLOWLY};
+use super::limits::{CHUNK, CREDITS, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RETRY, RETRY_SLOWLY};
 use super::outbox::{OfiOutbox, OfiSend, Written};
 use super::port::{PeerName, Port};
 use super::wire::{OfiContent, OfiHeader, OfiHello};
@@ -44,6 +45,8 @@ pub(super) struct OfiLink {
     covered: AtomicBool,
     dialling: Mutex<Option<Dialling>>,
     cause: Mutex<Option<io::Error>>,
+    /// The peer's process has ended: when the link ends, too.
+    ended: Mutex<Option<Instant>>,
     out: Mutex<OfiOutbox>,
     /// Payloads that the peer is ready for.
     leaving: Mutex<Leaving>,
@@ -78,6 +81,7 @@ impl OfiLink {
             covered: AtomicBool::new(false),
             dialling: Mutex::default(),
             cause: Mutex::default(),
+            ended: Mutex::default(),
             out: Mutex::new(out),
             leaving: Mutex::default(),
             inbox: Mutex::new(OfiInbox::new(first_tag)),
@@ -111,6 +115,18 @@ impl OfiLink {
         Arc::ptr_eq(&self.port, port)
     }
 
+    /// Whether its peer is at this address.
+    pub(super) fn is_from(&self, ip: IpAddr) -> bool {
+        self.peer.socket().ip() == ip
+    }
+
+    /// The process of the peer has ended. What it sent before is handled first, since it may arrive on another way.
+    pub(super) fn peer_has_ended(&self) {
+        let at = Instant::now() + GRACE;
+        self.ended.lock().get_or_insert(at);
+        self.wants_timer(at);
+    }
+
     fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
@@ -123,6 +139,7 @@ impl OfiLink {
             credits: CREDITS as u16,
             incarnation: self.shared.incarnation,
             link: self.number,
+            watch: self.port.watch,
             name: self.port.name().bytes(),
         }
     }
@@ -159,6 +176,9 @@ impl OfiLink {
         *self.dialling.lock() = None;
         self.out.lock().open(hello.link, hello.credits, hello.message);
         self.connected.store(true, Ordering::Release);
+        if hello.watch != 0 {
+            self.shared.watch(self, SocketAddr::new(self.peer.socket().ip(), hello.watch), hello.link);
+        }
         sink.connected(self.key);
         sink.chunk(self.key, CHUNK);
         Ok(())
@@ -328,6 +348,11 @@ impl OfiLink {
             return Ok(self.linger(now));
         }
         let mut next = Vec::new();
+        let ended = *self.ended.lock();
+        if ended.is_some_and(|due| now >= due) {
+            return Err(closed_by_peer());
+        }
+        next.extend(ended);
         {
             let mut dialling = self.dialling.lock();
             if let Some(dialling) = &mut *dialling {

@@ -13,6 +13,7 @@ mod port;
 mod provider;
 mod station;
 mod sys;
+mod watch;
 mod wire;
 
 use std::collections::HashMap;
@@ -36,6 +37,7 @@ use link::OfiLink;
 use port::{PeerName, Port};
 use station::Station;
 use sys::Info;
+use watch::{Watch, WatchEvent};
 
 pub(crate) struct Ofi {
     shared: Arc<OfiShared>,
@@ -58,6 +60,7 @@ struct OfiShared {
     accepted: Mutex<HashMap<(u64, u64), u64>>,
     /// Bulk endpoints with payloads under way, which are polled.
     bulks: Mutex<Vec<Arc<BulkEndpoint>>>,
+    watch: Mutex<Watch>,
     /// Links that have failed where it could not be reported.
     scheduled: Mutex<Vec<Arc<OfiLink>>>,
     /// Links that wait for a time, and the next time.
@@ -142,6 +145,7 @@ impl OfiShared {
         if let Some(key) = link.accepted_as {
             self.accepted.lock().remove(&key);
         }
+        self.watch.lock().forget(link.number);
     }
 
     /// Closes the ports that no link needs, once the engine ends: its address is free then, and dials there are refused.
@@ -176,14 +180,32 @@ impl OfiShared {
 
     /// Opens an endpoint at an address of this host.
     fn open(self: &Arc<Self>, provider: OfiProvider, socket: SocketAddr, listens: bool) -> io::Result<Arc<Port>> {
-        let port = Port::open(self.open_station(provider, provider::at(provider, socket)?)?, listens)?;
+        let station = self.open_station(provider, provider::at(provider, socket)?)?;
+        let watch = if listens { self.watch.lock().listen(&self.registry, self.token(), station.socket.ip()) } else { Ok(0) };
+        let watch = watch.unwrap_or_else(|error| {
+            defer(move || tracing::debug!(target: "calomel::ofi", %error, "peers can't watch this engine"));
+            0
+        });
+        let port = Port::open(station, listens, watch)?;
         self.ports.write().push(port.clone());
         Ok(port)
     }
 
     fn open_station(&self, provider: OfiProvider, info: Info) -> io::Result<Station> {
-        let token = Token(self.first_token + self.count.fetch_add(1, Ordering::Relaxed));
-        Station::open(provider, info, &self.registry, token)
+        Station::open(provider, info, &self.registry, Token(self.token()))
+    }
+
+    /// A token of the reactor that is not in use.
+    fn token(&self) -> usize {
+        self.first_token + self.count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Watches the peer of a link that was dialled, which has named this port for that.
+    fn watch(&self, link: &OfiLink, peer: SocketAddr, number: u64) {
+        let dialled = self.watch.lock().dial(&self.registry, self.token(), peer, link.number, number);
+        if let Err(error) = dialled {
+            defer(move || tracing::debug!(target: "calomel::ofi", %error, "a peer can't be watched"));
+        }
     }
 
     /// A bulk endpoint for a link of this port, at the address from which packets to `remote` come.
@@ -220,6 +242,7 @@ impl Ofi {
                 links: Mutex::default(),
                 accepted: Mutex::default(),
                 bulks: Mutex::default(),
+                watch: Mutex::default(),
                 scheduled: Mutex::default(),
                 timed: Mutex::default(),
                 alarm: Mutex::default(),
@@ -307,6 +330,7 @@ impl TransportDriver for Ofi {
 
     fn stop_listening(&self) {
         self.shared.ending.store(true, Ordering::Release);
+        self.shared.watch.lock().stop_listening();
         self.shared.all_ports().iter().for_each(|port| port.listens.store(false, Ordering::Release));
         self.shared.close_unused_ports();
     }
@@ -343,8 +367,27 @@ impl TransportDriver for Ofi {
         any
     }
 
-    /// The driver polls after each event.
-    fn ready(&self, _token: usize, _event: &mio::event::Event, _sink: &mut dyn Sink) {}
+    /// Ports are polled after each event.
+    fn ready(&self, token: usize, _event: &mio::event::Event, _sink: &mut dyn Sink) {
+        let mut watch = self.shared.watch.lock();
+        let mut event = watch.ready(token);
+        if let WatchEvent::Claimed { link, from } = event {
+            let exists = self.shared.link(link).is_some_and(|link| link.is_from(from));
+            watch.attach(token, link, exists);
+            // It may have ended already.
+            event = watch.ready(token);
+        }
+        match event {
+            WatchEvent::Accept => watch.accept(&self.shared.registry, token, || self.shared.token()),
+            WatchEvent::Ended { link } => {
+                drop(watch);
+                if let Some(link) = self.shared.link(link) {
+                    link.peer_has_ended();
+                }
+            }
+            WatchEvent::Claimed { .. } | WatchEvent::Nothing => {}
+        }
+    }
 
     fn next_alarm(&self) -> Option<Instant> {
         if self.shared.count.load(Ordering::Relaxed) == 0 {
@@ -393,6 +436,7 @@ impl Drop for Ofi {
         }
         self.shared.timed.lock().clear();
         self.shared.scheduled.lock().clear();
+        self.shared.watch.lock().clear();
         ports.iter().for_each(|port| port.station.close());
     }
 }

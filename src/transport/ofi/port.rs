@@ -25,6 +25,8 @@ pub(super) struct Port {
     pub station: Station,
     /// Links are accepted.
     pub listens: AtomicBool,
+    /// The port at which diallers may watch this engine; 0 for none.
+    pub watch: u16,
     /// Receives that are posted, and those that there should be.
     posted: AtomicUsize,
     wanted: AtomicUsize,
@@ -102,10 +104,11 @@ impl Drop for PeerName {
 }
 
 impl Port {
-    pub(super) fn open(station: Station, listens: bool) -> io::Result<Arc<Port>> {
+    pub(super) fn open(station: Station, listens: bool, watch: u16) -> io::Result<Arc<Port>> {
         let port = Arc::new(Port {
             station,
             listens: AtomicBool::new(listens),
+            watch,
             posted: AtomicUsize::new(0),
             wanted: AtomicUsize::new(STRANGERS),
             sending: AtomicUsize::new(0),

@@ -40,6 +40,8 @@ pub(super) struct OfiHello<'a> {
     pub incarnation: u64,
     /// The sender's number of the link.
     pub link: u64,
+    /// Of the side that accepts: the TCP port at which the dialler may watch it; 0 for none.
+    pub watch: u16,
     /// The address of the sender's endpoint, since providers don't tell it.
     pub name: &'a [u8],
 }
@@ -122,6 +124,8 @@ pub(super) fn encode(header: OfiHeader, content: &OfiContent<'_>, out: &mut Vec<
             put(&(hello.name.len() as u16).to_le_bytes());
             put(&hello.incarnation.to_le_bytes());
             put(&hello.link.to_le_bytes());
+            put(&hello.watch.to_le_bytes());
+            put(&[0; 2]);
             put(hello.name);
         }
         OfiContent::Refuse { versions, reason } => {
@@ -186,9 +190,10 @@ impl<'a> Fields<'a> {
         let versions = (self.u16()?, self.u16()?);
         let (message, credits, name) = (self.u32()?, self.u16()?, usize::from(self.u16()?));
         let (incarnation, link) = (self.u64()?, self.u64()?);
+        let (watch, _) = (self.u16()?, self.u16()?);
         let name = self.0.get(..name)?;
         let possible = versions.0 <= versions.1 && message as usize >= 256 && credits >= 2 && link != 0;
-        possible.then_some(OfiHello { versions, message, credits, incarnation, link, name })
+        possible.then_some(OfiHello { versions, message, credits, incarnation, link, watch, name })
     }
 }
 
@@ -245,8 +250,15 @@ fn parse(message: &[u8]) -> Option<(OfiHeader, OfiContent<'_>)> {
 mod tests {
     use super::*;
 
-    const HERE: OfiHello<'_> =
-        OfiHello { versions: (1, 1), message: 4096, credits: 16, incarnation: 7 << 60, link: 9 << 50, name: b"sixteen bytes..." };
+    const HERE: OfiHello<'_> = OfiHello {
+        versions: (1, 1),
+        message: 4096,
+        credits: 16,
+        incarnation: 7 << 60,
+        link: 9 << 50,
+        watch: 77,
+        name: b"sixteen bytes...",
+    };
 
     fn encoded(content: &OfiContent<'_>) -> Vec<u8> {
         let mut out = Vec::new();
