@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::OfiShared;
 use super::bulk::{BulkEndpoint, BulkOwner};
 use super::limits::{CHUNK, CREDITS, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RETRY, RETRY_SLOWLY};
-use super::outbox::{OfiOutbox, OfiSend, Written};
+use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
 use super::port::{PeerName, Port};
 use super::wire::{OfiContent, OfiHeader, OfiHello};
 use crate::deferred_log::defer;
@@ -291,12 +291,12 @@ impl OfiLink {
             let mut out = self.out.lock();
             let Some(mut sending) = out.pending.take() else { return Ok(()) };
             match self.write(&mut out, &mut sending)? {
-                Written::Partly => {
+                FrameProgress::Partly => {
                     out.pending = Some(sending);
                     return Ok(());
                 }
-                Written::All => (sending, false),
-                Written::PayloadAnnounced => (sending, true),
+                FrameProgress::All => (sending, false),
+                FrameProgress::PayloadAnnounced => (sending, true),
             }
         };
         self.check_sent(Ok(()));
@@ -304,7 +304,7 @@ impl OfiLink {
         Ok(())
     }
 
-    fn write(&self, out: &mut OfiOutbox, sending: &mut OfiSend) -> io::Result<Written> {
+    fn write(&self, out: &mut OfiOutbox, sending: &mut OfiSend) -> io::Result<FrameProgress> {
         let covered = self.covered.load(Ordering::Relaxed);
         out.write(&self.port, sending, covered, || {
             let bulk = self.bulk()?;
@@ -427,7 +427,7 @@ impl Link for OfiLink {
         let written = {
             let mut out = self.out.lock();
             let written = self.write(&mut out, &mut sending);
-            if let Ok(Written::Partly) = written {
+            if let Ok(FrameProgress::Partly) = written {
                 out.pending = Some(sending);
                 drop(out);
                 self.check_sent(Ok(()));
@@ -438,7 +438,7 @@ impl Link for OfiLink {
         match written {
             Ok(written) => {
                 self.check_sent(Ok(()));
-                if matches!(written, Written::All) { Sent::All(sending.bytes) } else { Sent::Lent(sending.bytes) }
+                if matches!(written, FrameProgress::All) { Sent::All(sending.bytes) } else { Sent::Lent(sending.bytes) }
             }
             Err(error) => {
                 let reported = io::Error::new(error.kind(), error.to_string());

@@ -26,7 +26,7 @@ impl OfiSend {
 }
 
 /// How far a frame has come.
-pub(super) enum Written {
+pub(super) enum FrameProgress {
     All,
     /// The payload waits until the peer is ready for it.
     PayloadAnnounced,
@@ -203,20 +203,20 @@ impl OfiOutbox {
         sending: &mut OfiSend,
         covered: bool,
         name: impl FnOnce() -> io::Result<Vec<u8>>,
-    ) -> io::Result<Written> {
+    ) -> io::Result<FrameProgress> {
         let room = self.longest - HEADER;
         while sending.at < sending.bytes.len() {
             if !self.may_send() {
-                return Ok(Written::Partly);
+                return Ok(FrameProgress::Partly);
             }
             let end = sending.bytes.len().min(sending.at + room);
             self.send(port, &OfiContent::Bytes(&sending.bytes[sending.at..end]))?;
             sending.at = end;
         }
-        let Some(payload) = &sending.payload else { return Ok(Written::All) };
+        let Some(payload) = &sending.payload else { return Ok(FrameProgress::All) };
         if payload.len > port.longest_in_messages() {
             if !self.may_send() {
-                return Ok(Written::Partly);
+                return Ok(FrameProgress::Partly);
             }
             let name = name()?;
             let (number, len) = (self.next_payload, payload.len as u32);
@@ -224,12 +224,12 @@ impl OfiOutbox {
             self.announced.push(AnnouncedPayload { number, memory: payload.clone(), covered });
             sending.payload = None;
             self.send(port, &OfiContent::Announce { number, len, covered, name: &name })?;
-            return Ok(Written::PayloadAnnounced);
+            return Ok(FrameProgress::PayloadAnnounced);
         }
         let mut bytes = vec![0; (room - 4).min(payload.len)];
         loop {
             if !self.may_send() {
-                return Ok(Written::Partly);
+                return Ok(FrameProgress::Partly);
             }
             let len = bytes.len().min(payload.len - sending.payload_at);
             let bytes = &mut bytes[..len];
@@ -244,7 +244,7 @@ impl OfiOutbox {
             }
         }
         sending.payload = None;
-        Ok(Written::All)
+        Ok(FrameProgress::All)
     }
 
     /// Forgets a payload that the peer does not want; false if it is not announced any more.

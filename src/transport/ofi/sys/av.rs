@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::domain::Domain;
 use super::fabric::{close, note};
 use super::info::SocketName;
-use super::raw::{AvAttr, FI_ADDR_UNSPEC, FiAddr, FidAv};
+use super::raw::{AvAttr, FI_ADDR_UNSPEC, FiAddr, FidAv, FidDomain};
 use super::{check, failed};
 use crate::fork::CreatorProcess;
 
@@ -32,7 +32,7 @@ impl Av {
         let mut attributes =
             AvAttr { type_: 0, rx_ctx_bits: 0, count: 0, ep_per_node: 0, name: ptr::null(), map_addr: ptr::null_mut(), flags: 0 };
         // SAFETY: the domain is open, and its table has this function in all versions.
-        let open = unsafe { (*(*domain.as_ptr()).ops).av_open };
+        let open = unsafe { FidDomain::ops(domain.as_ptr()) }.av_open;
         let mut raw = ptr::null_mut();
         // SAFETY: the domain is open, and the attributes are complete.
         let returned = unsafe { open(domain.as_ptr(), &raw mut attributes, &raw mut raw, ptr::null_mut()) };
@@ -48,7 +48,7 @@ impl Av {
     /// Adds an address.
     pub fn insert(&self, name: &SocketName) -> io::Result<PeerAddress> {
         // SAFETY: the vector is open, and its table has this function in all versions.
-        let insert = unsafe { (*(*self.as_ptr()).ops).insert };
+        let insert = unsafe { FidAv::ops(self.as_ptr()) }.insert;
         let mut number = FI_ADDR_UNSPEC;
         let bytes = name.bytes().as_ptr().cast();
         // SAFETY: it is one address of the format of the domain, and there is room for one number.
@@ -63,7 +63,7 @@ impl Av {
     /// Removes an address that is not used any more.
     pub fn remove(&self, PeerAddress(mut number): PeerAddress) {
         // SAFETY: the vector is open, and its table has this function in all versions.
-        let remove = unsafe { (*(*self.as_ptr()).ops).remove };
+        let remove = unsafe { FidAv::ops(self.as_ptr()) }.remove;
         // SAFETY: it is a number that `insert` has returned. An error leaves it in the vector.
         let _: c_int = unsafe { remove(self.as_ptr(), &raw mut number, 1, 0) };
     }

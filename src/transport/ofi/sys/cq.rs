@@ -9,7 +9,9 @@ use std::sync::Arc;
 use super::domain::Domain;
 use super::fabric::{close, note};
 use super::operation::{Completion, CompletionError, Operations};
-use super::raw::{CqAttr, CqEntry, CqErrEntry, FI_CQ_FORMAT_TAGGED, FI_EAVAIL, FI_GETWAIT, FI_WAIT_FD, FI_WAIT_NONE, Fid, FidCq};
+use super::raw::{
+    CqAttr, CqEntry, CqErrEntry, FI_CQ_FORMAT_TAGGED, FI_EAVAIL, FI_GETWAIT, FI_WAIT_FD, FI_WAIT_NONE, Fid, FidCq, FidDomain,
+};
 use super::{check, failed};
 use crate::fork::CreatorProcess;
 
@@ -56,7 +58,7 @@ impl Cq {
             wait_set: ptr::null_mut(),
         };
         // SAFETY: the domain is open, and its table has this function in all versions.
-        let open = unsafe { (*(*domain.as_ptr()).ops).cq_open };
+        let open = unsafe { FidDomain::ops(domain.as_ptr()) }.cq_open;
         let mut raw = ptr::null_mut();
         // SAFETY: the domain is open, and the attributes are complete.
         let returned = unsafe { open(domain.as_ptr(), &raw mut attributes, &raw mut raw, ptr::null_mut()) };
@@ -67,7 +69,7 @@ impl Cq {
     fn descriptor(cq: NonNull<FidCq>) -> io::Result<RawFd> {
         let fid = cq.as_ptr().cast::<Fid>();
         // SAFETY: the queue was opened, and its table has this function in all versions.
-        let control = unsafe { (*(*fid).ops).control };
+        let control = unsafe { Fid::ops(fid) }.control;
         let mut fd: RawFd = -1;
         // SAFETY: this command takes a pointer to a descriptor, for a queue that was opened with FI_WAIT_FD.
         check("fi_control of a completion queue", unsafe { control(fid, FI_GETWAIT, (&raw mut fd).cast()) })?;
@@ -88,7 +90,7 @@ impl Cq {
     pub fn poll(&self, found: &mut Vec<Completion>) -> io::Result<bool> {
         let mut room = [const { MaybeUninit::<CqEntry>::uninit() }; BATCH];
         // SAFETY: the queue is open, and its table has this function in all versions.
-        let read = unsafe { (*(*self.as_ptr()).ops).read };
+        let read = unsafe { FidCq::ops(self.as_ptr()) }.read;
         // SAFETY: there is room for so many entries of the format that the queue was opened with.
         let count = unsafe { read(self.as_ptr(), room.as_mut_ptr().cast(), BATCH) };
         if count == -(libc::EAGAIN as isize) || count == 0 {
@@ -124,7 +126,7 @@ impl Cq {
             src_addr: 0,
         };
         // SAFETY: the queue is open, and its table has this function in all versions.
-        let read = unsafe { (*(*self.as_ptr()).ops).readerr };
+        let read = unsafe { FidCq::ops(self.as_ptr()) }.readerr;
         // SAFETY: there is room for one entry, and none for a description.
         let count = unsafe { read(self.as_ptr(), &raw mut entry, 0) };
         if count == -(libc::EAGAIN as isize) {

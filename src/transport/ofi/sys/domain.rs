@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::check;
 use super::fabric::{Fabric, close, note};
 use super::info::Info;
-use super::raw::FidDomain;
+use super::raw::{FidDomain, FidFabric};
 use crate::fork::CreatorProcess;
 
 pub(in super::super) struct Domain {
@@ -26,7 +26,7 @@ impl Domain {
     pub fn open(info: Info) -> io::Result<Arc<Domain>> {
         let fabric = Fabric::open(&info)?;
         // SAFETY: the fabric is open, and its table has this function in all versions.
-        let open = unsafe { (*(*fabric.as_ptr()).ops).domain };
+        let open = unsafe { FidFabric::ops(fabric.as_ptr()) }.domain;
         let mut raw = ptr::null_mut();
         // SAFETY: the fabric is that of the entry.
         let returned = unsafe { open(fabric.as_ptr(), info.as_ptr(), &raw mut raw, ptr::null_mut()) };

@@ -14,7 +14,7 @@ use super::fabric::close;
 use super::info::SocketName;
 use super::lending::{LoanHost, MemoryLoan};
 use super::operation::{Label, OperationMemory};
-use super::raw::{FI_ADDR_UNSPEC, FI_ENABLE, FI_RECV, FI_SEND, FiAddr, Fid, FidEp, TaggedOps};
+use super::raw::{FI_ADDR_UNSPEC, FI_ENABLE, FI_RECV, FI_SEND, FiAddr, Fid, FidDomain, FidEp, TaggedOps};
 use super::{check, failed, must};
 use crate::fork::CreatorProcess;
 use crate::memory::{IoVec, Slice};
@@ -59,7 +59,7 @@ impl Endpoint {
     /// Opens an endpoint at the address of the domain, and enables it.
     pub fn open(domain: &Arc<Domain>, av: &Arc<Av>, cq: &Arc<Cq>) -> io::Result<Endpoint> {
         // SAFETY: the domain is open, and its table has this function in all versions.
-        let open = unsafe { (*(*domain.as_ptr()).ops).endpoint };
+        let open = unsafe { FidDomain::ops(domain.as_ptr()) }.endpoint;
         let mut raw = ptr::null_mut();
         // SAFETY: the entry is that of the domain.
         let returned = unsafe { open(domain.as_ptr(), domain.info.as_ptr(), &raw mut raw, ptr::null_mut()) };
@@ -77,13 +77,13 @@ impl Endpoint {
         };
         let fid = raw.as_ptr().cast::<Fid>();
         // SAFETY: the endpoint is open, and its table has this function in all versions.
-        let bind = unsafe { (*(*fid).ops).bind };
+        let bind = unsafe { Fid::ops(fid) }.bind;
         // SAFETY: the address vector is of the same domain, and is closed after the endpoint.
         check("fi_ep_bind of an address vector", unsafe { bind(fid, av.as_ptr().cast(), 0) })?;
         // SAFETY: the same holds for the completion queue.
         check("fi_ep_bind of a completion queue", unsafe { bind(fid, cq.as_ptr().cast(), FI_SEND | FI_RECV) })?;
         // SAFETY: the endpoint is open, and its table has this function in all versions.
-        let control = unsafe { (*(*fid).ops).control };
+        let control = unsafe { Fid::ops(fid) }.control;
         // SAFETY: the command takes nothing.
         check("fi_enable", unsafe { control(fid, FI_ENABLE, ptr::null_mut()) })?;
         endpoint.name = Endpoint::name_of(raw)?;
@@ -94,7 +94,7 @@ impl Endpoint {
         let mut bytes = [0u8; MAX_NAME];
         let mut len = MAX_NAME;
         // SAFETY: the endpoint is open, and an enabled one has this table.
-        let name = unsafe { (*(*raw.as_ptr()).cm).getname };
+        let name = unsafe { FidEp::cm(raw.as_ptr()) }.getname;
         // SAFETY: there is room for `len` bytes.
         check("fi_getname", unsafe { name(raw.as_ptr().cast(), bytes.as_mut_ptr().cast(), &raw mut len) })?;
         let name = bytes.get(..len).and_then(SocketName::from_bytes);
@@ -110,7 +110,7 @@ impl Endpoint {
     fn tagged(raw: NonNull<FidEp>) -> &'static TaggedOps {
         // SAFETY: the endpoint is open, and has this table, since it was opened with FI_TAGGED. The table is a constant of the
         // provider.
-        unsafe { &*(*raw.as_ptr()).tagged }
+        unsafe { FidEp::tagged(raw.as_ptr()) }
     }
 
     /// Posts a receive for messages with this tag, of any peer.

@@ -46,7 +46,7 @@ impl Fabric {
     pub unsafe fn try_wait(&self, fid: *mut Fid) -> bool {
         let mut fids = [fid];
         // SAFETY: the fabric is open, and its table has this function in all versions.
-        let try_wait = unsafe { (*(*self.as_ptr()).ops).trywait };
+        let try_wait = unsafe { FidFabric::ops(self.as_ptr()) }.trywait;
         // SAFETY: as the caller promises; there is one object.
         unsafe { try_wait(self.as_ptr(), fids.as_mut_ptr(), 1) == 0 }
     }
@@ -67,7 +67,7 @@ impl Drop for Fabric {
 /// It must be open, and not be used any more; objects that were made from it must be closed.
 pub(super) unsafe fn close(what: &str, fid: *mut Fid) -> io::Result<()> {
     // SAFETY: each object begins with a `fid`, which has a table of functions.
-    let close = unsafe { (*(*fid).ops).close };
+    let close = unsafe { Fid::ops(fid) }.close;
     // SAFETY: as the caller promises.
     check(what, unsafe { close(fid) })
 }

@@ -15,14 +15,21 @@ const NAME: &CStr = c"libfabric.so.1";
 #[cfg(target_env = "gnu")]
 const SYMBOLS: &CStr = c"FABRIC_1.8";
 
+type GetInfo = unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const FiInfo, *mut *mut FiInfo) -> c_int;
+type FreeInfo = unsafe extern "C" fn(*mut FiInfo);
+type DupInfo = unsafe extern "C" fn(*const FiInfo) -> *mut FiInfo;
+type OpenFabric = unsafe extern "C" fn(*mut c_void, *mut *mut FidFabric, *mut c_void) -> c_int;
+type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
+type GetVersion = unsafe extern "C" fn() -> u32;
+
 /// The functions that the library exports; all others are reached by way of its objects.
 pub(super) struct Library {
     pub version: Version,
-    pub getinfo: unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const FiInfo, *mut *mut FiInfo) -> c_int,
-    pub freeinfo: unsafe extern "C" fn(*mut FiInfo),
-    pub dupinfo: unsafe extern "C" fn(*const FiInfo) -> *mut FiInfo,
-    pub fabric: unsafe extern "C" fn(*mut c_void, *mut *mut FidFabric, *mut c_void) -> c_int,
-    pub strerror: unsafe extern "C" fn(c_int) -> *const c_char,
+    pub getinfo: GetInfo,
+    pub freeinfo: FreeInfo,
+    pub dupinfo: DupInfo,
+    pub fabric: OpenFabric,
+    pub strerror: StrError,
 }
 
 /// A version of libfabric.
@@ -66,7 +73,7 @@ fn load(named: Option<OsString>) -> Result<Library, String> {
     let version = symbol(handle, c"fi_version", false)
         .ok_or_else(|| format!("{looked_for} is not libfabric: it has no function fi_version; {HOW}"))?;
     // SAFETY: it is a function of this type in all versions of libfabric.
-    let version = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u32>(version) };
+    let version = unsafe { std::mem::transmute::<*mut c_void, GetVersion>(version) };
     // SAFETY: it takes nothing, and may be called at any time.
     let version = Version(unsafe { version() });
     if version < OLDEST {
@@ -81,15 +88,15 @@ fn load(named: Option<OsString>) -> Result<Library, String> {
     Ok(Library {
         version,
         // SAFETY: a function of this version has this type.
-        getinfo: unsafe { std::mem::transmute::<*mut c_void, _>(getinfo) },
+        getinfo: unsafe { std::mem::transmute::<*mut c_void, GetInfo>(getinfo) },
         // SAFETY: as above.
-        freeinfo: unsafe { std::mem::transmute::<*mut c_void, _>(freeinfo) },
+        freeinfo: unsafe { std::mem::transmute::<*mut c_void, FreeInfo>(freeinfo) },
         // SAFETY: as above.
-        dupinfo: unsafe { std::mem::transmute::<*mut c_void, _>(dupinfo) },
+        dupinfo: unsafe { std::mem::transmute::<*mut c_void, DupInfo>(dupinfo) },
         // SAFETY: as above.
-        fabric: unsafe { std::mem::transmute::<*mut c_void, _>(fabric) },
+        fabric: unsafe { std::mem::transmute::<*mut c_void, OpenFabric>(fabric) },
         // SAFETY: as above.
-        strerror: unsafe { std::mem::transmute::<*mut c_void, _>(strerror) },
+        strerror: unsafe { std::mem::transmute::<*mut c_void, StrError>(strerror) },
     })
 }
 

@@ -28,7 +28,7 @@ pub(super) enum OperationMemory {
 
 /// An operation.
 #[repr(C)]
-pub(super) struct Operation {
+pub(super) struct PostedOperation {
     // First, since providers take the address of the operation for that of their own memory.
     provider: ProviderContext,
     label: Label,
@@ -43,9 +43,9 @@ pub(super) struct Operations(Mutex<OperationPool>);
 
 #[derive(Default)]
 struct OperationPool {
-    all: Vec<NonNull<Operation>>,
+    all: Vec<NonNull<PostedOperation>>,
     /// Those that are not in progress.
-    free: Vec<NonNull<Operation>>,
+    free: Vec<NonNull<PostedOperation>>,
 }
 
 // SAFETY: the pointers are to boxes that the pool owns.
@@ -53,8 +53,8 @@ unsafe impl Send for OperationPool {}
 
 impl Operations {
     /// The context to post an operation with.
-    pub fn begin(&self, label: Label, is_send: bool, memory: OperationMemory) -> NonNull<Operation> {
-        let begun = Operation { provider: ProviderContext::default(), label, is_send, memory: Some(memory) };
+    pub fn begin(&self, label: Label, is_send: bool, memory: OperationMemory) -> NonNull<PostedOperation> {
+        let begun = PostedOperation { provider: ProviderContext::default(), label, is_send, memory: Some(memory) };
         let mut pool = self.0.lock();
         if let Some(operation) = pool.free.pop() {
             // SAFETY: it is not in progress, so nobody else has it.
@@ -70,7 +70,7 @@ impl Operations {
     ///
     /// # Safety
     /// It must come from `begin`, and no provider may have it.
-    pub unsafe fn take_back(&self, mut operation: NonNull<Operation>) -> Option<OperationMemory> {
+    pub unsafe fn take_back(&self, mut operation: NonNull<PostedOperation>) -> Option<OperationMemory> {
         // SAFETY: as the caller promises: nobody else has it.
         let memory = unsafe { operation.as_mut() }.memory.take();
         self.0.lock().free.push(operation);
@@ -82,9 +82,9 @@ impl Operations {
     /// # Safety
     /// The context must be null, or that of an operation that has completed, and be passed once.
     pub unsafe fn complete(&self, context: *mut c_void, result: Result<usize, CompletionError>) -> Option<Completion> {
-        let operation = NonNull::new(context.cast::<Operation>())?;
+        let operation = NonNull::new(context.cast::<PostedOperation>())?;
         // SAFETY: the context is the address of an operation that `begin` has made, and that no provider has any more.
-        let &Operation { label, is_send, .. } = unsafe { operation.as_ref() };
+        let &PostedOperation { label, is_send, .. } = unsafe { operation.as_ref() };
         // SAFETY: as above.
         let memory = unsafe { self.take_back(operation) };
         let buffer = match memory {

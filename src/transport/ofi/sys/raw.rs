@@ -263,6 +263,34 @@ structures! {
     }
 }
 
+/// For each object, a function that returns one of its tables of functions.
+macro_rules! tables {
+    ($($object:ident . $field:ident : $table:ident),* $(,)?) => {
+        $(impl $object {
+            /// A table of functions, which is a constant of the provider.
+            ///
+            /// # Safety
+            /// The object must be open.
+            pub(super) unsafe fn $field(object: *mut $object) -> &'static $table {
+                // SAFETY: the caller promises that the object is there.
+                let table = unsafe { (*object).$field };
+                // SAFETY: an open object has this table, which is never freed.
+                unsafe { &*table }
+            }
+        })*
+    };
+}
+
+tables! {
+    Fid.ops: FidOps,
+    FidFabric.ops: FabricOps,
+    FidDomain.ops: DomainOps,
+    FidAv.ops: AvOps,
+    FidCq.ops: CqOps,
+    FidEp.cm: CmOps,
+    FidEp.tagged: TaggedOps,
+}
+
 /// Memory that a provider uses while an operation is in progress: `struct fi_context2`.
 #[repr(C)]
 #[derive(Default)]
