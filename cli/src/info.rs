@@ -42,7 +42,7 @@ fn gather() -> Outcome<Info> {
     engine.listen("tcp://[::]:0").or_else(|_| engine.listen("tcp://0.0.0.0:0"))?;
     let (addresses, transports) = (engine.addresses(), engine.transports());
     engine.finalize()?;
-    let features = [("tls", cfg!(feature = "tls")), ("verbs", cfg!(feature = "verbs"))];
+    let features = [("tls", cfg!(feature = "tls")), ("ofi", cfg!(feature = "ofi")), ("verbs", cfg!(feature = "verbs"))];
     Ok(Info {
         version: env!("CARGO_PKG_VERSION"),
         features: features.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect(),

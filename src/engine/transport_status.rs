@@ -44,7 +44,9 @@ pub(super) fn transports(core: &Core, config: &EngineConfig) -> Vec<TransportSta
         notes: notes(transport, config),
     };
     let transports = [Transport::Tcp, Transport::Shm, Transport::Verbs, Transport::Loop].into_iter();
-    transports.chain(OfiProvider::ALL.map(Transport::Ofi)).map(status).collect()
+    // Without the feature, one line says so for all providers.
+    let providers = if cfg!(feature = "ofi") { &OfiProvider::ALL[..] } else { &OfiProvider::ALL[..1] };
+    transports.chain(providers.iter().copied().map(Transport::Ofi)).map(status).collect()
 }
 
 fn notes(transport: Transport, config: &EngineConfig) -> Vec<String> {

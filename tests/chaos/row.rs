@@ -31,6 +31,8 @@ pub enum Over {
     Both,
     /// An RDMA device.
     Verbs,
+    /// Sockets, by way of libfabric.
+    Ofi,
 }
 
 /// One run at a time: the machine should be busy, but not so busy that operations miss their limits.
@@ -54,6 +56,7 @@ pub fn run(over: Over, seconds: u64) {
         Over::Proxies | Over::Namespaces | Over::Both => Carrier::Tcp,
         Over::Shm => Carrier::Shm,
         Over::Verbs => Carrier::Verbs,
+        Over::Ofi => Carrier::Ofi,
     };
     over_with(carrier, || Row::new(over, seed, seconds, hosts).run());
 }
@@ -129,7 +132,7 @@ impl Row {
                 Over::Namespaces => format!("tcp://{}:0", namespaces::ip(node)),
                 // Not where other programs on this host get free ports: the address must be free for the successor.
                 Over::Proxies | Over::Both => format!("tcp://127.77.{}.{}:0", std::process::id() % 250, node + 1),
-                Over::Shm | Over::Verbs => anywhere(),
+                Over::Shm | Over::Verbs | Over::Ofi => anywhere(),
             };
             let mut child = row.start(node, &anywhere);
             row.addresses.push(child.hear("address"));

@@ -90,6 +90,11 @@ impl BulkEndpoint {
         Ok(())
     }
 
+    fn as_host(self: &Arc<Self>) -> Weak<dyn LoanHost> {
+        let own: Weak<BulkEndpoint> = Arc::downgrade(self);
+        own
+    }
+
     fn peer(&self) -> io::Result<PeerAddress> {
         let peer = self.peer.lock();
         peer.as_ref().map(|(_, address)| *address).ok_or_else(|| io::ErrorKind::NotConnected.into())
@@ -105,7 +110,7 @@ impl BulkEndpoint {
     pub(super) fn receive(self: &Arc<Self>, memory: &Slice, tag: u64, label: Label, covered: bool) -> io::Result<PayloadPosted> {
         let from = self.peer()?;
         if !self.copies(memory, covered) {
-            match self.station.endpoint.receive_lent(from, memory, tag, label, self.clone())? {
+            match self.station.endpoint.receive_lent(from, memory, tag, label, self.as_host())? {
                 Posted::Begun => return Ok(PayloadPosted::Begun),
                 Posted::Busy(()) => return Ok(PayloadPosted::Busy),
                 Posted::Gone => return Ok(PayloadPosted::Gone),
@@ -125,7 +130,7 @@ impl BulkEndpoint {
     pub(super) fn send(self: &Arc<Self>, memory: &Slice, tag: u64, label: Label, covered: bool) -> io::Result<PayloadPosted> {
         let to = self.peer()?;
         if !self.copies(memory, covered) {
-            match self.station.endpoint.send_lent(to, memory, tag, label, self.clone())? {
+            match self.station.endpoint.send_lent(to, memory, tag, label, self.as_host())? {
                 Posted::Begun => return Ok(PayloadPosted::Begun),
                 Posted::Busy(()) => return Ok(PayloadPosted::Busy),
                 Posted::Gone | Posted::Fragmented => {}

@@ -336,11 +336,10 @@ impl OfiLink {
     pub(super) fn on_timer(&self, now: Instant, sink: &mut dyn Sink) -> Option<Instant> {
         // What is set from now on is seen below, or by the next call.
         self.timed.store(false, Ordering::Release);
-        let next = self.timer(now, sink).unwrap_or_else(|error| {
+        self.timer(now, sink).unwrap_or_else(|error| {
             self.report_failure(error, sink);
             None
-        });
-        next.filter(|_| !self.timed.swap(true, Ordering::AcqRel))
+        })
     }
 
     fn timer(&self, now: Instant, sink: &mut dyn Sink) -> io::Result<Option<Instant>> {

@@ -13,6 +13,8 @@ mod port;
 mod provider;
 mod station;
 mod sys;
+#[cfg(test)]
+mod tests;
 mod watch;
 mod wire;
 
@@ -283,7 +285,7 @@ impl Ofi {
         let timed = std::mem::take(&mut *self.shared.timed.lock());
         for link in timed {
             if let Some(at) = link.on_timer(now, sink) {
-                self.shared.set_timer(Some(link), at);
+                link.wants_timer(at);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
@@ -161,7 +161,7 @@ impl Endpoint {
         memory: &Slice,
         tag: u64,
         label: Label,
-        host: Arc<dyn LoanHost>,
+        host: Weak<dyn LoanHost>,
     ) -> io::Result<Posted<()>> {
         self.post_lent(memory, label, true, host, |raw, pieces, context| {
             let function = Endpoint::tagged(raw).sendv;
@@ -177,7 +177,7 @@ impl Endpoint {
         memory: &Slice,
         tag: u64,
         label: Label,
-        host: Arc<dyn LoanHost>,
+        host: Weak<dyn LoanHost>,
     ) -> io::Result<Posted<()>> {
         self.post_lent(memory, label, false, host, |raw, pieces, context| {
             let function = Endpoint::tagged(raw).recvv;
@@ -216,7 +216,7 @@ impl Endpoint {
         memory: &Slice,
         label: Label,
         is_send: bool,
-        host: Arc<dyn LoanHost>,
+        host: Weak<dyn LoanHost>,
         post: impl FnOnce(NonNull<FidEp>, &[IoVec], *mut c_void) -> isize,
     ) -> io::Result<Posted<()>> {
         let slot = self.raw.read();

@@ -1,7 +1,7 @@
 //! Users' memory while a provider reads or writes it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::memory::{Loan, Slice};
@@ -23,13 +23,14 @@ pub(in super::super) trait LoanHost: Send + Sync {
 /// Memory that a provider may access until the operation has completed, or its endpoint is closed.
 pub(in super::super) struct MemoryLoan {
     memory: Slice,
-    host: Arc<dyn LoanHost>,
+    /// Gone: its endpoint is closed.
+    host: Weak<dyn LoanHost>,
     withdrawn: AtomicBool,
     ended: AtomicBool,
 }
 
 impl MemoryLoan {
-    pub(super) fn new(memory: &Slice, host: Arc<dyn LoanHost>) -> Arc<MemoryLoan> {
+    pub(super) fn new(memory: &Slice, host: Weak<dyn LoanHost>) -> Arc<MemoryLoan> {
         Arc::new(MemoryLoan { memory: memory.clone(), host, withdrawn: AtomicBool::new(false), ended: AtomicBool::new(false) })
     }
 
@@ -55,16 +56,19 @@ impl Loan for MemoryLoan {
     /// What is in progress can't be stopped but by closing the endpoint, so it gets the time to complete.
     fn withdraw(&self) {
         self.withdrawn.store(true, Ordering::Release);
-        if !self.has_ended() {
-            self.host.reclaiming(Instant::now() + PATIENCE);
+        if let Some(host) = self.host.upgrade().filter(|_| !self.has_ended()) {
+            host.reclaiming(Instant::now() + PATIENCE);
         }
     }
 
     fn wait(&self, since: Instant) {
         while !self.has_ended() {
-            self.host.collect();
-            if since.elapsed() > PATIENCE {
-                self.host.end_by_force();
+            // A host that is gone has closed its endpoint, or is about to.
+            if let Some(host) = self.host.upgrade() {
+                host.collect();
+                if since.elapsed() > PATIENCE {
+                    host.end_by_force();
+                }
             }
             std::thread::yield_now();
         }
