@@ -244,7 +244,8 @@ impl Core {
             wrap(Box::new(Verbs::new(reactor(3)?, settings.incarnation, proto::wire::VERSIONS))),
             #[cfg(feature = "ofi")]
             wrap(Box::new(Ofi::new(
-                reactor(if cfg!(feature = "verbs") { 4 } else { 3 })?,
+                // Its place in this list.
+                reactor(3 + usize::from(cfg!(feature = "verbs")))?,
                 settings.incarnation,
                 proto::wire::VERSIONS,
             ))),
