@@ -14,6 +14,7 @@ mod provider;
 mod station;
 mod sys;
 #[cfg(test)]
+#[path = "../../../tests/unit/ofi.rs"]
 mod tests;
 mod watch;
 mod wire;
