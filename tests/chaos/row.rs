@@ -32,6 +32,7 @@ pub enum Over {
     /// An RDMA device.
     Verbs,
     /// Sockets, by way of libfabric.
+    #[cfg_attr(not(feature = "ofi"), allow(dead_code, reason = "runs with the feature"))]
     Ofi,
 }
 

@@ -102,11 +102,6 @@ pub fn is_over_verbs() -> bool {
     CURRENT.get() == Carrier::Verbs
 }
 
-/// Whether the bytes go by way of libfabric.
-pub fn is_over_ofi() -> bool {
-    CURRENT.get() == Carrier::Ofi
-}
-
 /// In a child: runs a role over the carrier of its parent's test.
 pub fn over_parents_carrier(role: impl FnOnce()) {
     let carriers = [Carrier::Tcp, Carrier::Shm, Carrier::ShmNoKernelCopy, Carrier::Verbs, Carrier::Ofi];
