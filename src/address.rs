@@ -1,4 +1,4 @@
-//! Addresses of engines: `tcp://host:port`, `shm://name`, `verbs://ip:port`, `loop://name`.
+//! Addresses of engines: `tcp://host:port`, `shm://name`, `verbs://ip:port`, `ofi+PROVIDER://ip:port`, `loop://name`.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -18,11 +18,58 @@ pub enum Transport {
     Shm,
     /// `verbs://ip:port`: an RDMA device.
     Verbs,
+    /// `ofi+PROVIDER://ip:port`: a fabric, by way of libfabric.
+    Ofi(OfiProvider),
     /// `loop://name`: within this process.
     Loop,
     /// `nowhere://`: the address of an engine that does not listen, which can't be dialled.
     Nowhere,
 }
+
+/// A provider of libfabric, which reaches one kind of network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum OfiProvider {
+    /// `ofi+tcp://`: TCP sockets (`tcp`).
+    Tcp,
+    /// `ofi+tcp+rxm://`: TCP sockets, by way of the messages utility (`tcp;ofi_rxm`).
+    TcpRxm,
+    /// `ofi+verbs://`: InfiniBand and RoCE (`verbs;ofi_rxm`).
+    Verbs,
+    /// `ofi+cxi://`: Slingshot.
+    Cxi,
+    /// `ofi+opx://`: Omni-Path.
+    Opx,
+    /// `ofi+efa://`: Elastic Fabric Adapter.
+    Efa,
+}
+
+impl OfiProvider {
+    pub(crate) const ALL: [OfiProvider; 6] =
+        [OfiProvider::Tcp, OfiProvider::TcpRxm, OfiProvider::Verbs, OfiProvider::Cxi, OfiProvider::Opx, OfiProvider::Efa];
+
+    /// The scheme of its addresses.
+    fn scheme(self) -> &'static str {
+        match self {
+            OfiProvider::Tcp => "ofi+tcp",
+            OfiProvider::TcpRxm => "ofi+tcp+rxm",
+            OfiProvider::Verbs => "ofi+verbs",
+            OfiProvider::Cxi => "ofi+cxi",
+            OfiProvider::Opx => "ofi+opx",
+            OfiProvider::Efa => "ofi+efa",
+        }
+    }
+}
+
+impl fmt::Display for OfiProvider {
+    /// As in an address, behind `ofi+`: `tcp+rxm`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.scheme().trim_start_matches("ofi+"))
+    }
+}
+
+const UNKNOWN_SCHEME: &str =
+    "the scheme is none of tcp, shm, verbs, loop, ofi+tcp, ofi+tcp+rxm, ofi+verbs, ofi+cxi, ofi+opx, ofi+efa";
 
 impl fmt::Display for Transport {
     /// As in an address: `tcp`.
@@ -37,6 +84,7 @@ impl Transport {
             Transport::Tcp => "tcp",
             Transport::Shm => "shm",
             Transport::Verbs => "verbs",
+            Transport::Ofi(provider) => provider.scheme(),
             Transport::Loop => "loop",
             Transport::Nowhere => "nowhere",
         }
@@ -50,7 +98,7 @@ impl Transport {
             "verbs" => Some(Transport::Verbs),
             "loop" => Some(Transport::Loop),
             "nowhere" => Some(Transport::Nowhere),
-            _ => None,
+            scheme => OfiProvider::ALL.into_iter().find(|provider| provider.scheme() == scheme).map(Transport::Ofi),
         }
     }
 }
@@ -65,7 +113,7 @@ impl Serialize for Transport {
 impl<'de> Deserialize<'de> for Transport {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Transport, D::Error> {
         let name = Cow::<str>::deserialize(deserializer)?;
-        let unknown = || de::Error::invalid_value(de::Unexpected::Str(&name), &"one of tcp, shm, verbs, loop");
+        let unknown = || de::Error::custom(format_args!("`{name}`: {UNKNOWN_SCHEME}"));
         Transport::parse(&name).filter(|transport| *transport != Transport::Nowhere).ok_or_else(unknown)
     }
 }
@@ -89,11 +137,11 @@ impl Address {
             return Err("longer than 300 bytes");
         }
         let (scheme, rest) = text.split_once("://").ok_or("no `://` in it")?;
-        let scheme = Transport::parse(scheme).ok_or("the scheme is none of tcp, shm, verbs, loop")?;
+        let scheme = Transport::parse(scheme).ok_or(UNKNOWN_SCHEME)?;
         match scheme {
             Transport::Nowhere if rest.is_empty() => {}
             Transport::Nowhere => return Err("`nowhere://` has no name"),
-            Transport::Tcp | Transport::Verbs => {
+            Transport::Tcp | Transport::Verbs | Transport::Ofi(_) => {
                 let (host, port) = rest.rsplit_once(':').ok_or("no `:port` at its end")?;
                 port.parse::<u16>().map_err(|_| "the port is not a number of 0 to 65535")?;
                 let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
@@ -120,7 +168,7 @@ impl Address {
     /// chooses. `None` for `nowhere://`.
     pub(crate) fn any_of(scheme: Transport) -> Option<Address> {
         match scheme {
-            Transport::Tcp | Transport::Verbs => Some(Address { scheme, rest: "0.0.0.0:0".into() }),
+            Transport::Tcp | Transport::Verbs | Transport::Ofi(_) => Some(Address { scheme, rest: "0.0.0.0:0".into() }),
             Transport::Shm | Transport::Loop => Some(Address { scheme, rest: "".into() }),
             Transport::Nowhere => None,
         }
@@ -145,6 +193,11 @@ impl Address {
         Address { scheme: Transport::Verbs, rest: address.to_string().into() }
     }
 
+    #[cfg(feature = "ofi")]
+    pub(crate) fn ofi(provider: OfiProvider, address: SocketAddr) -> Address {
+        Address { scheme: Transport::Ofi(provider), rest: address.to_string().into() }
+    }
+
     pub(crate) fn loopback(name: &str) -> Address {
         Address { scheme: Transport::Loop, rest: name.into() }
     }
@@ -161,7 +214,7 @@ impl Address {
     /// The socket address; `None` for a host name, and for `shm` and `loop`.
     pub(crate) fn socket(&self) -> Option<SocketAddr> {
         match self.scheme {
-            Transport::Tcp | Transport::Verbs => self.rest.parse().ok(),
+            Transport::Tcp | Transport::Verbs | Transport::Ofi(_) => self.rest.parse().ok(),
             Transport::Shm | Transport::Loop | Transport::Nowhere => None,
         }
     }
@@ -170,7 +223,7 @@ impl Address {
     pub fn is_dialable(&self) -> bool {
         let unspecified = self.socket().is_some_and(|socket| socket.ip().is_unspecified());
         match self.scheme {
-            Transport::Tcp | Transport::Verbs => !unspecified && !self.rest.ends_with(":0"),
+            Transport::Tcp | Transport::Verbs | Transport::Ofi(_) => !unspecified && !self.rest.ends_with(":0"),
             Transport::Shm | Transport::Loop => !self.rest.is_empty(),
             Transport::Nowhere => false,
         }
@@ -187,7 +240,7 @@ impl Address {
 
     /// True for a host that has to be resolved, which may take long.
     pub(crate) fn is_host_name(&self) -> bool {
-        matches!(self.scheme, Transport::Tcp | Transport::Verbs) && self.socket().is_none()
+        matches!(self.scheme, Transport::Tcp | Transport::Verbs | Transport::Ofi(_)) && self.socket().is_none()
     }
 
     /// True when only this host reaches the address.
@@ -281,6 +334,12 @@ mod tests {
             "shm://",
             "loop://a_b-c.d",
             "verbs://10.0.0.1:1",
+            "ofi+tcp://10.0.0.1:7000",
+            "ofi+tcp+rxm://[::1]:0",
+            "ofi+verbs://ib0.example:1",
+            "ofi+cxi://10.0.0.1:1",
+            "ofi+opx://10.0.0.1:1",
+            "ofi+efa://10.0.0.1:1",
             "nowhere://",
         ] {
             let address: Address = text.parse().unwrap();
@@ -293,6 +352,9 @@ mod tests {
         for (text, part) in [
             ("127.0.0.1:1", "no `://`"),
             ("udp://127.0.0.1:1", "scheme"),
+            ("ofi://127.0.0.1:1", "ofi+tcp"),
+            ("ofi+gni://127.0.0.1:1", "ofi+cxi"),
+            ("ofi+tcp://127.0.0.1", "`:port`"),
             ("tcp://127.0.0.1", "`:port`"),
             ("nowhere://x", "no name"),
             ("tcp", "no `://`"),

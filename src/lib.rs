@@ -41,7 +41,8 @@
 //! - **Start on many nodes.** [`launch::World::from_env`] gives rank, size and the endpoints of all ranks, however the job was
 //!   started: by `mpiexec`, `mpirun`, `srun`, `torchrun`, or by hand.
 //! - **Transports.** `tcp://host:port`, `verbs://ip:port` through an RDMA card (with the feature `verbs`), `shm://name` on one
-//!   host, and `loop://name` within a process. A tcp or verbs address of this host is reached through shared memory, if both
+//!   host, `loop://name` within a process, and `ofi+PROVIDER://ip:port` through libfabric (with the feature `ofi`, see
+//!   [`OfiProvider`]). A tcp or verbs address of this host is reached through shared memory, if both
 //!   sides run as one user; [`EngineBuilder::same_host_upgrade`] turns that off, and [`Endpoint::transport`] returns the
 //!   transport in use.
 //!
@@ -68,6 +69,17 @@
 //! | corruption in transit | is detected, and ends in [`Error::Checksum`]: in the heads of messages always, in all else with [`EngineBuilder::payload_checksums`] or TLS | the same, for messages | the same, for messages | the same, for messages; the device checks bulk data |
 //! | malformed bytes from a peer | never cause a panic, an access outside of exposed memory, or more memory than the limits allow | the same | the same | the same, for messages |
 //! | more than [`EngineBuilder`]'s limits allow | is refused with [`Error::Busy`], or disconnected; one-way calls wait for credit | the same | the same | the same, for messages |
+//!
+//! Over `ofi+PROVIDER://`, what holds is what the column `tcp://` says, with these exceptions:
+//!
+//! | | `ofi+tcp://`, `ofi+tcp+rxm://` | `ofi+verbs://` |
+//! |---|---|---|
+//! | a transfer that timed out, or was cancelled | may take 250 ms more, until the provider no longer accesses local memory; if it does then, the connection ends | as tcp |
+//! | copies by this library between the two memories | none; two at memory of many segments, with checksums, or with a [`Grant`] that may lapse | two |
+//! | accesses to the same memory at the same time | do not take turns: a reader may see half of a write | as tcp |
+//! | memory that was reclaimed | is not touched any more; a peer that stalls within a chunk is waited for, for 250 ms, and then disconnected | as tcp |
+//! | access control | the pre-shared key; there is no TLS | the same |
+//! | a peer that dies | is detected at once, if its system lives, and lets a further TCP connection through; else after the peer timeout | the same |
 //!
 //! ## Over shared memory
 //!
@@ -167,6 +179,8 @@
 //! - `ndarray`: an `ndarray::Array` can be exposed, an `ArcArray` read-only. Peers see the elements in memory order, which is
 //!   the logical order of arrays in standard layout, and another one of those in Fortran layout. An array that is not
 //!   contiguous gets [`Error::Unsupported`].
+//! - `ofi`: the transports `ofi+PROVIDER://`, by way of libfabric 2, which is loaded when it is first needed: building takes
+//!   nothing. `CALOMEL_LIBFABRIC` names the library where the dynamic linker does not find `libfabric.so.1`.
 //! - `tls`: TLS 1.3 on tcp (`Tls`, `EngineBuilder::tls`). Building it needs a C compiler.
 //! - `tokio`: async handlers run within a tokio runtime (`EngineBuilder::tokio`). All else that is async works on any
 //!   executor, without this feature.
@@ -209,7 +223,7 @@ mod tls;
 mod trace_context;
 mod transport;
 
-pub use address::{Address, Transport};
+pub use address::{Address, OfiProvider, Transport};
 pub use builder::EngineBuilder;
 pub use bulk::{
     BorrowedSegments, BorrowedSegmentsMut, Bulk, BulkMode, Exposed, ExposedSlice, Grant, LocalMemory, PullTarget, PushSource,

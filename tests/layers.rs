@@ -57,6 +57,7 @@ const UNSAFE: &[&str] = &[
     "transport/shm/sys.rs",
     "transport/shm/segment.rs",
     "transport/shm/blocks.rs",
+    "transport/ofi/sys/",
     "transport/verbs/sys/",
     "transport/verbs/memory.rs",
     "transport/verbs/slab.rs",

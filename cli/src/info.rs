@@ -42,7 +42,7 @@ fn gather() -> Outcome<Info> {
     engine.listen("tcp://[::]:0").or_else(|_| engine.listen("tcp://0.0.0.0:0"))?;
     let (addresses, transports) = (engine.addresses(), engine.transports());
     engine.finalize()?;
-    let features = [("tls", cfg!(feature = "tls")), ("verbs", cfg!(feature = "verbs"))];
+    let features = [("tls", cfg!(feature = "tls")), ("ofi", cfg!(feature = "ofi")), ("verbs", cfg!(feature = "verbs"))];
     Ok(Info {
         version: env!("CARGO_PKG_VERSION"),
         features: features.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect(),
@@ -61,9 +61,9 @@ fn table(info: &Info) -> String {
     let _ = writeln!(text, "Linux {}, {} processors", info.kernel, info.processors);
     let _ = writeln!(text, "\nTransports");
     for status in &info.transports {
-        let _ = writeln!(text, "  {:<6} {}", status.transport, status.unavailable.as_deref().unwrap_or("available"));
+        let _ = writeln!(text, "  {:<11} {}", status.transport, status.unavailable.as_deref().unwrap_or("available"));
         for note in &status.notes {
-            let _ = writeln!(text, "         {note}");
+            let _ = writeln!(text, "              {note}");
         }
     }
     let _ = writeln!(text, "\nAddresses, where an engine listens on all interfaces at a port of the system's choice");

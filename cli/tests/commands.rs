@@ -15,7 +15,7 @@ use support::{PATIENCE, command, finish, json, pseudo_terminal, run};
 fn info_lists_each_transport_with_the_reason_if_it_is_missing() {
     let (code, text, _) = run(&["info"]);
     assert_eq!(code, 0);
-    for name in ["tcp", "shm", "verbs", "loop"] {
+    for name in ["tcp", "shm", "verbs", "loop", "ofi+tcp"] {
         assert!(text.lines().any(|line| line.trim_start().starts_with(name)), "{text}");
     }
     assert!(text.contains("open files"), "{text}");

@@ -311,6 +311,7 @@ fn build_examples(profile_folder: &Path) {
         ("macros", cfg!(feature = "macros")),
         ("memmap2", cfg!(feature = "memmap2")),
         ("tokio", cfg!(feature = "tokio")),
+        ("ofi", cfg!(feature = "ofi")),
         ("verbs", cfg!(feature = "verbs")),
     ];
     let features: Vec<&str> = features.into_iter().filter_map(|(feature, used)| used.then_some(feature)).collect();

@@ -260,7 +260,8 @@ impl<B: Buffer, A> Exposed<B, A> {
     ///
     /// That usually takes some microseconds. Over `shm://` it waits for peers that were stopped while they read, for a second
     /// at most, however many they are. Over `verbs://` the device deregisters the memory, which takes time in proportion to its
-    /// size, and this engine's own transfers with it that are in progress have 100 ms to end.
+    /// size, and this engine's own transfers with it that are in progress have 100 ms to end. Over `ofi+tcp://` it waits for
+    /// a chunk in progress, for 250 ms at most: then the connection of a peer that stalls is ended.
     ///
     /// In a forked child this returns the child's copy of the buffer, as it was when the process forked. A child does not have
     /// the memory of [`EngineBuffer`](crate::EngineBuffer)s: they can be dropped there, and not be read or written.
@@ -319,7 +320,8 @@ impl<B: Buffer, A> Exposed<B, A> {
     }
 
     /// Copies `out.len()` bytes from `offset` on, in bytes, out of the exposed memory. Peers' writes happen entirely before or
-    /// after it, except over `verbs://`: a device may write meanwhile, and some of the bytes may be old and some new.
+    /// after it, except over `verbs://` and `ofi+tcp://`: a device, or the provider, may write meanwhile, and some of the bytes
+    /// may be old and some new.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Unsupported`] in a forked child.
@@ -361,8 +363,8 @@ impl<B: Buffer, A> Exposed<B, A> {
 
 impl<B: WritableBuffer> Exposed<B, Writable> {
     /// Copies `bytes` into the exposed memory at `offset`, in bytes. Peers' reads and writes happen entirely before or after
-    /// it, except where peers access the memory themselves: over `verbs://`, where their writes may interleave too, and over
-    /// `shm://`, where a peer has a loan. Such a peer may read some old and some new bytes.
+    /// it, except where peers access the memory themselves: over `verbs://` and `ofi+tcp://`, where their writes may interleave
+    /// too, and over `shm://`, where a peer has a loan. Such a peer may read some old and some new bytes.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Unsupported`] in a forked child.

@@ -12,7 +12,8 @@ use crate::Result;
 const PREFIX: &str = "CALOMEL_";
 /// The one variable without a field: files do not hold the key itself.
 const KEY: &str = "CALOMEL_PRE_SHARED_KEY";
-/// Variables with the same prefix that set no field: those of launchers, and of this crate's tests and benchmarks.
+/// Variables with the same prefix that set no field: those of launchers, of the transport that loads a library, and of this
+/// crate's tests and benchmarks.
 const OTHERS: &[&str] = &[
     "RANK",
     "SIZE",
@@ -20,6 +21,7 @@ const OTHERS: &[&str] = &[
     "ENDPOINTS",
     "STATS",
     "JOB",
+    "LIBFABRIC",
     "VERBS",
     "TEST_",
     "BENCH_",

@@ -6,6 +6,7 @@ use std::fs;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
+use crate::address::OfiProvider;
 use crate::progress::Core;
 use crate::{EngineConfig, Error, Transport};
 
@@ -42,7 +43,10 @@ pub(super) fn transports(core: &Core, config: &EngineConfig) -> Vec<TransportSta
         }),
         notes: notes(transport, config),
     };
-    [Transport::Tcp, Transport::Shm, Transport::Verbs, Transport::Loop].map(status).into()
+    let transports = [Transport::Tcp, Transport::Shm, Transport::Verbs, Transport::Loop].into_iter();
+    // Without the feature, one line says so for all providers.
+    let providers = if cfg!(feature = "ofi") { &OfiProvider::ALL[..] } else { &OfiProvider::ALL[..1] };
+    transports.chain(providers.iter().copied().map(Transport::Ofi)).map(status).collect()
 }
 
 fn notes(transport: Transport, config: &EngineConfig) -> Vec<String> {
@@ -52,7 +56,7 @@ fn notes(transport: Transport, config: &EngineConfig) -> Vec<String> {
         Transport::Shm if config.shm_kernel_copy == Some(false) => Some("copies by the kernel are turned off".to_owned()),
         Transport::Shm => kernel_copy(),
         Transport::Verbs => limit(Resource::Memlock, "bytes of memory that can be locked (ulimit -l)"),
-        Transport::Loop | Transport::Nowhere => None,
+        Transport::Ofi(_) | Transport::Loop | Transport::Nowhere => None,
     };
     note.into_iter().collect()
 }

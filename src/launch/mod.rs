@@ -335,7 +335,7 @@ fn by_pmi(engine: &Engine, own: Attendee, descriptor: i32, limit: TimeLimit) -> 
 /// The address at which other ranks reach this one.
 fn own_address(engine: &Engine) -> Result<Address> {
     let addresses = engine.addresses();
-    let other_hosts = |address: &&Address| matches!(address.scheme(), Transport::Tcp | Transport::Verbs);
+    let other_hosts = |address: &&Address| matches!(address.scheme(), Transport::Tcp | Transport::Verbs | Transport::Ofi(_));
     addresses.iter().find(other_hosts).or(addresses.first()).cloned().ok_or_else(|| Error::Launch {
         what: "the engine does not listen".to_owned(),
         reason: "all ranks of a world are called by others: make it with `Engine::server(\"tcp\")`".to_owned(),

@@ -269,6 +269,9 @@ pub struct Slice {
     over: Option<Arc<AtomicBool>>,
     /// A peer that reads it may read all of the region, as often as it likes, until the gate is closed.
     pub(crate) unrestricted: bool,
+    /// Its owner uses the memory again once the operation is over, without a fence: it can't be lent.
+    #[cfg_attr(not(feature = "ofi"), allow(dead_code, reason = "for transports that borrow memory"))]
+    pub(crate) may_lapse: bool,
 }
 
 /// The operation that a slice was made for, if any.
@@ -294,7 +297,7 @@ pub(crate) struct WriteAccess<'a> {
 
 impl Slice {
     pub(crate) fn whole(region: &Arc<Region>) -> Slice {
-        Slice { region: region.clone(), offset: 0, len: region.len, over: None, unrestricted: false }
+        Slice { region: region.clone(), offset: 0, len: region.len, over: None, unrestricted: false, may_lapse: false }
     }
 
     /// As `whole`, for peers that may read all of the region until the gate is closed.
@@ -333,7 +336,7 @@ impl Slice {
     }
 
     /// True when the operation that this slice was made for is over, or the gate is closed.
-    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
+    #[cfg_attr(not(any(test, feature = "verbs", feature = "ofi")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn is_over(&self) -> bool {
         self.has_ended() || !*self.region.gate.read()
     }
@@ -352,6 +355,11 @@ impl Slice {
     /// The same memory, for one operation: until [`Slice::end`].
     pub(crate) fn for_one_operation(&self) -> Slice {
         Slice { over: Some(Arc::default()), ..self.clone() }
+    }
+
+    /// As `for_one_operation`, for memory that its owner uses again once that is over, without a fence.
+    pub(crate) fn that_may_lapse(&self) -> Slice {
+        Slice { may_lapse: true, ..self.for_one_operation() }
     }
 
     /// Ends the operation: it gets no further access. [`Region::fence`] waits for one in progress.

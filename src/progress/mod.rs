@@ -32,6 +32,8 @@ use slotmap::SecondaryMap;
 pub(crate) use crate::fork::CreatorProcess;
 use crate::memory::{Region, Slice};
 use crate::proto::{self, Lease, LinkId, Memory, PeerTag, Proto, RequestId};
+#[cfg(feature = "ofi")]
+use crate::transport::Ofi;
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
 use crate::transport::{Credentials, Link, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
@@ -108,6 +110,10 @@ impl Memory for Slice {
 
     fn for_one_operation(&self) -> Slice {
         Slice::for_one_operation(self)
+    }
+
+    fn that_may_lapse(&self) -> Slice {
+        Slice::that_may_lapse(self)
     }
 
     fn end(&self) {
@@ -236,6 +242,13 @@ impl Core {
             wrap(Box::new(Tcp::new(reactor(2)?, settings.tcp)?)),
             #[cfg(feature = "verbs")]
             wrap(Box::new(Verbs::new(reactor(3)?, settings.incarnation, proto::wire::VERSIONS))),
+            #[cfg(feature = "ofi")]
+            wrap(Box::new(Ofi::new(
+                // Its place in this list.
+                reactor(3 + usize::from(cfg!(feature = "verbs")))?,
+                settings.incarnation,
+                proto::wire::VERSIONS,
+            ))),
         ];
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = match settings.progress {
@@ -278,16 +291,17 @@ impl Core {
     }
 
     pub(crate) fn transport(&self, scheme: Transport) -> Result<&dyn TransportDriver> {
-        let found = self.transports.iter().find(|transport| transport.capabilities().scheme == scheme);
+        let found = self.transports.iter().find(|transport| transport.serves(scheme));
         let found = found.ok_or_else(|| Error::Unsupported {
             what: format!("transport {}", scheme.name()),
             reason: match scheme {
                 Transport::Nowhere => "it is the address of an engine that does not listen",
+                Transport::Ofi(_) => "it is built with feature `ofi` only",
                 _ => "it is built with feature `verbs` only",
             }
             .to_owned(),
         })?;
-        found.available()?;
+        found.available(scheme)?;
         Ok(&**found)
     }
 

@@ -324,6 +324,8 @@ impl CoreSink<'_> {
 
 impl Sink for CoreSink<'_> {
     fn accepted(&mut self, remote: Address) -> LinkKey {
+        // The time limit of the handshake begins now: the clock may be that of a moment before the process was stopped.
+        self.core.pacer.read_clock();
         key(self.step(|proto, now| proto.handle_accepted(remote, now)))
     }
 

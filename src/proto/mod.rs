@@ -106,6 +106,10 @@ pub(crate) trait Memory: Clone {
     fn part(&self, offset: usize, len: usize) -> Option<Self>;
     /// The same memory, for one operation, until `end`.
     fn for_one_operation(&self) -> Self;
+    /// As `for_one_operation`, for memory that its owner uses again as soon as that is over, without waiting for transports.
+    fn that_may_lapse(&self) -> Self {
+        self.for_one_operation()
+    }
     /// The operation is over: no byte of this memory, or of its parts, may be read or written any more.
     fn end(&self);
 }

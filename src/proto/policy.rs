@@ -115,7 +115,7 @@ impl<E: Env> Proto<E> {
         let call = if for_one_call { CallBinding::Unbound } else { CallBinding::Any };
         // The exposure may end before it is revoked; then transfers in progress must not continue.
         let ends = for_one_call || expires.is_some();
-        let memory = if ends { memory.for_one_operation() } else { memory };
+        let memory = if ends { memory.that_may_lapse() } else { memory };
         let grant = PolicyState { only, call, once, used: false, quota, expires, expired: false, timer: None };
         self.exposures.insert(token, memory, mode, Some(Box::new(grant)));
         self.set_timer(token);

@@ -11,6 +11,8 @@ mod accept_retry;
 pub(crate) mod fault;
 pub(crate) mod interfaces;
 mod loopback;
+#[cfg(feature = "ofi")]
+mod ofi;
 mod shm;
 mod tcp;
 #[cfg(test)]
@@ -28,6 +30,8 @@ use crate::memory::{Region, Slice};
 pub(crate) use crate::payload::{Consumed, PartialFrame, PayloadStatus, ReceiveTarget, RemoteKeys};
 use crate::{Address, Error, Result, Transport};
 pub(crate) use loopback::Loopback;
+#[cfg(feature = "ofi")]
+pub(crate) use ofi::Ofi;
 #[cfg(any(test, fuzzing))]
 pub(crate) use shm::fuzzing;
 pub(crate) use shm::{KernelCopyPolicy, Shm, ShmOptions};
@@ -123,8 +127,12 @@ pub(crate) struct DeviceAccess {
 
 pub(crate) trait TransportDriver: Send + Sync {
     fn capabilities(&self) -> Capabilities;
-    /// Fails if it can't be used on this machine.
-    fn available(&self) -> Result<()> {
+    /// Whether it serves addresses of this scheme.
+    fn serves(&self, scheme: Transport) -> bool {
+        self.capabilities().scheme == scheme
+    }
+    /// Fails if addresses of this scheme can't be used on this machine.
+    fn available(&self, _scheme: Transport) -> Result<()> {
         Ok(())
     }
     /// Resolves host names; the result can be dialled.

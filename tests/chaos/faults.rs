@@ -113,7 +113,7 @@ pub fn plan(seed: u64, over: Over, nodes: usize, time: Duration) -> Vec<Event> {
                 }
             }
             // No proxy or host network in between could fail.
-            (Over::Shm | Over::Verbs, _) => [Fault::Kill(node), Fault::Stop(node)][draw % 2],
+            (Over::Shm | Over::Verbs | Over::Ofi, _) => [Fault::Kill(node), Fault::Stop(node)][draw % 2],
         };
         busy.retain(|(_, until)| *until > at);
         let processes = busy.iter().filter(|((from, to), _)| from == to && *from < 100).count();

@@ -95,6 +95,17 @@ mod long {
     }
 }
 
+#[cfg(feature = "ofi")]
+mod over_ofi {
+    use super::*;
+
+    #[test]
+    #[ignore = "runs on request: ci/ofi"]
+    fn killed_stopped_and_restarted() {
+        run(Over::Ofi, 10);
+    }
+}
+
 #[cfg(feature = "verbs")]
 mod over_verbs {
     use super::*;

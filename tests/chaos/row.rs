@@ -19,6 +19,8 @@ const GROWTH: i64 = 96 << 10;
 /// Descriptors of a connection, at most. Per peer there may be one connection more than at the beginning: simultaneous connects
 /// can leave two.
 const DESCRIPTORS: usize = 8;
+/// The same through libfabric, where a connection has an endpoint for bulk data.
+const DESCRIPTORS_OF_FABRIC: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
@@ -31,6 +33,9 @@ pub enum Over {
     Both,
     /// An RDMA device.
     Verbs,
+    /// Sockets, by way of libfabric.
+    #[cfg_attr(not(feature = "ofi"), allow(dead_code, reason = "runs with the feature"))]
+    Ofi,
 }
 
 /// One run at a time: the machine should be busy, but not so busy that operations miss their limits.
@@ -54,6 +59,7 @@ pub fn run(over: Over, seconds: u64) {
         Over::Proxies | Over::Namespaces | Over::Both => Carrier::Tcp,
         Over::Shm => Carrier::Shm,
         Over::Verbs => Carrier::Verbs,
+        Over::Ofi => Carrier::Ofi,
     };
     over_with(carrier, || Row::new(over, seed, seconds, hosts).run());
 }
@@ -129,7 +135,7 @@ impl Row {
                 Over::Namespaces => format!("tcp://{}:0", namespaces::ip(node)),
                 // Not where other programs on this host get free ports: the address must be free for the successor.
                 Over::Proxies | Over::Both => format!("tcp://127.77.{}.{}:0", std::process::id() % 250, node + 1),
-                Over::Shm | Over::Verbs => anywhere(),
+                Over::Shm | Over::Verbs | Over::Ofi => anywhere(),
             };
             let mut child = row.start(node, &anywhere);
             row.addresses.push(child.hear("address"));
@@ -257,9 +263,10 @@ impl Row {
     }
 
     fn compare(&mut self, node: usize, before: Holdings, after: Holdings) {
+        let descriptors = if self.over == Over::Ofi { DESCRIPTORS_OF_FABRIC } else { DESCRIPTORS };
         let more_descriptors = after.descriptors.saturating_sub(before.descriptors);
         println!("process {node}: {before:?} at the start, {after:?} at the end");
-        if after.threads > before.threads || more_descriptors > DESCRIPTORS * (NODES - 1) || after.memory - before.memory > GROWTH
+        if after.threads > before.threads || more_descriptors > descriptors * (NODES - 1) || after.memory - before.memory > GROWTH
         {
             self.lose(format!("process {node} had {before:?} and has {after:?}"));
         }

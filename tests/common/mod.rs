@@ -32,6 +32,24 @@ pub fn verbs_address(port: u16) -> String {
     format!("verbs://{}", SocketAddr::new(ip, port))
 }
 
+/// An address to listen at through libfabric: of this host, or of the device whose IP address is in `CALOMEL_VERBS`.
+pub fn fabric_address(scheme: &str) -> String {
+    let ip = std::env::var("CALOMEL_VERBS").ok().filter(|_| scheme == "ofi+verbs");
+    format!("{scheme}://{}:0", ip.as_deref().unwrap_or("127.0.0.1"))
+}
+
+/// Whether libfabric has a provider for addresses of this scheme. Where it has none the test is skipped, with a line that says
+/// why; with `CALOMEL_TEST_FABRIC` set, it fails.
+#[track_caller]
+pub fn has_fabric(scheme: &str) -> bool {
+    let engine = calomel::Engine::builder().build().unwrap();
+    let found = engine.transports().into_iter().find(|status| status.transport.to_string() == scheme);
+    let Some(reason) = found.and_then(|status| status.unavailable) else { return true };
+    assert!(std::env::var_os("CALOMEL_TEST_FABRIC").is_none(), "{scheme} is unavailable: {reason}");
+    println!("skipped, {scheme} is unavailable: {reason}");
+    false
+}
+
 /// The factor for time limits: more than one on an emulated machine.
 pub fn patience() -> u32 {
     std::env::var("CALOMEL_TEST_PATIENCE").map_or(1, |times| times.parse().unwrap())

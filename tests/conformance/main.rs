@@ -19,6 +19,14 @@ macro_rules! suite {
         suite!(@ on_shm_no_kernel_copy, "shm", "shm://", |builder| builder.shm_kernel_copy(false), [$($test),*]);
         #[cfg(feature = "verbs")]
         suite!(@ on_device, [$($test),*]);
+        #[cfg(feature = "ofi")]
+        suite!(@ on_fabric on_ofi_tcp, "ofi+tcp", |builder| builder.same_host_upgrade(false), [$($test),*]);
+        #[cfg(feature = "ofi")]
+        suite!(@ on_fabric on_ofi_tcp_guarded, "ofi+tcp", crate::support::guarded, [$($test),*]);
+        #[cfg(feature = "ofi")]
+        suite!(@ on_request on_ofi_tcp_rxm, "ofi+tcp+rxm", [$($test),*]);
+        #[cfg(feature = "ofi")]
+        suite!(@ on_request on_ofi_verbs, "ofi+verbs", [$($test),*]);
     };
     (@ $module:ident, $scheme:literal, $listen:literal, $knobs:expr, [$($test:ident),*]) => {
         mod $module {
@@ -27,6 +35,35 @@ macro_rules! suite {
                 fn $test() {
                     let name = concat!(module_path!(), "::", stringify!($test));
                     crate::support::run(name, $scheme, $listen, $knobs, super::$test);
+                }
+            )*
+        }
+    };
+    // Where libfabric is missing, or too old, a line says so, and the test does nothing.
+    (@ on_fabric $module:ident, $scheme:literal, $knobs:expr, [$($test:ident),*]) => {
+        mod $module {
+            $(
+                #[test]
+                fn $test() {
+                    let name = concat!(module_path!(), "::", stringify!($test));
+                    if crate::common::has_fabric($scheme) {
+                        let listen = crate::common::fabric_address($scheme);
+                        crate::support::run(name, $scheme, &listen, $knobs, super::$test);
+                    }
+                }
+            )*
+        }
+    };
+    // Slow, or without a device on most machines: only on request.
+    (@ on_request $module:ident, $scheme:literal, [$($test:ident),*]) => {
+        mod $module {
+            $(
+                #[test]
+                #[ignore = "runs on request: ci/ofi"]
+                fn $test() {
+                    let name = concat!(module_path!(), "::", stringify!($test));
+                    let listen = crate::common::fabric_address($scheme);
+                    crate::support::run(name, $scheme, &listen, |builder| builder.same_host_upgrade(false), super::$test);
                 }
             )*
         }

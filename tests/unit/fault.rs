@@ -358,6 +358,14 @@ impl TransportDriver for Faulty {
         self.inner.capabilities()
     }
 
+    fn serves(&self, scheme: Transport) -> bool {
+        self.inner.serves(scheme)
+    }
+
+    fn available(&self, scheme: Transport) -> Result<()> {
+        self.inner.available(scheme)
+    }
+
     fn resolve(&self, address: &Address) -> Result<Address> {
         self.inner.resolve(address)
     }

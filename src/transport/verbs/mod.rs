@@ -346,7 +346,7 @@ impl TransportDriver for Verbs {
         Capabilities { scheme: Transport::Verbs }
     }
 
-    fn available(&self) -> Result<()> {
+    fn available(&self, _scheme: Transport) -> Result<()> {
         self.shared.channel().map(drop).map_err(|error| self.unsupported(&error))
     }
 

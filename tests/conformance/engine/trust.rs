@@ -109,7 +109,7 @@ fn authorize_hook_knows_the_caller(net: &Net) {
             let own = (std::process::id(), unsafe { libc::geteuid() });
             let carrier = caller.transport();
             let known = matches!(carrier, Some(Transport::Loop | Transport::Shm));
-            carrier.is_some_and(|carrier| format!("{carrier:?}").to_lowercase() == scheme)
+            carrier.is_some_and(|carrier| carrier.to_string() == scheme)
                 && process == known.then_some(own)
                 && format!("{caller:?}").contains("hello")
                 && caller.endpoint().is_connected()

@@ -185,6 +185,14 @@ impl TransportDriver for DeviceTransport {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
+
+    fn serves(&self, scheme: Transport) -> bool {
+        self.inner.serves(scheme)
+    }
+
+    fn available(&self, scheme: Transport) -> Result<()> {
+        self.inner.available(scheme)
+    }
     fn resolve(&self, address: &Address) -> Result<Address> {
         self.inner.resolve(address)
     }

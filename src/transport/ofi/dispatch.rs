@@ -1,0 +1,129 @@
+//! Passes what has completed on to the links.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::OfiShared;
+use super::bulk::BulkEndpoint;
+use super::link::OfiLink;
+use super::port::{PeerName, Port};
+use super::sys::{Completion, Label};
+use super::wire::{self, OfiContent, OfiHeader, OfiHello};
+use crate::deferred_log::defer;
+use crate::transport::Sink;
+
+/// Handles what has arrived, and what was sent. True when there was something.
+pub(super) fn poll(shared: &Arc<OfiShared>, port: &Arc<Port>, sink: &mut dyn Sink) -> bool {
+    match port.station.take_completions() {
+        Ok(completions) => {
+            let any = !completions.is_empty();
+            completions.into_iter().for_each(|completion| handle(shared, port, completion, sink));
+            any
+        }
+        Err(error) => {
+            port.station.log_failure(&error);
+            let links = shared.all_links();
+            links.iter().filter(|link| link.is_of(port)).for_each(|link| link.report_failure(fails(&error), sink));
+            true
+        }
+    }
+}
+
+/// As `poll`, for the payloads of a link.
+pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut dyn Sink) -> bool {
+    let completions = match bulk.station.take_completions() {
+        Ok(completions) => completions,
+        Err(error) => {
+            bulk.station.log_failure(&error);
+            bulk.fail(fails(&error));
+            return true;
+        }
+    };
+    let any = !completions.is_empty();
+    for Completion { label, is_send, buffer, result } in completions {
+        let Label::Payload { link, number } = label else { continue };
+        let Some(link) = shared.link(link) else { continue };
+        if is_send {
+            link.payload_sent(result.map(drop), sink);
+        } else {
+            link.payload_received(number, result, buffer, sink);
+        }
+    }
+    any
+}
+
+fn fails(error: &io::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, format!("the provider fails: {error}"))
+}
+
+fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sink: &mut dyn Sink) {
+    let Completion { label, is_send, buffer, result } = completion;
+    match (label, is_send) {
+        (Label::Message, true) => {
+            port.message_sent();
+            if let Err(error) = result {
+                // Whose message it was is not known; the receiver finds the gap.
+                defer(move || tracing::debug!(target: "calomel::ofi", %error, "a message was not sent"));
+            }
+        }
+        (Label::Message, false) => {
+            let Some(buffer) = buffer else { return };
+            match result {
+                Ok(len) => message(shared, port, &buffer[..len.min(buffer.len())], sink),
+                Err(error) if error.is_canceled() => return port.receive_canceled(),
+                Err(error) => {
+                    defer(move || tracing::debug!(target: "calomel::ofi", %error, "a message was not received"));
+                }
+            }
+            port.message_received(buffer);
+        }
+        (Label::Payload { .. }, _) => {}
+    }
+}
+
+/// Anyone can send anything: what belongs to no link is dropped.
+fn message(shared: &Arc<OfiShared>, port: &Arc<Port>, message: &[u8], sink: &mut dyn Sink) {
+    match wire::decode(message) {
+        Ok((_, OfiContent::Hello(content))) => hello(shared, port, content, sink),
+        Ok((header, content)) => {
+            if let Some(link) = shared.link(header.to).filter(|link| link.is_of(port)) {
+                link.message(header, content, sink);
+            }
+        }
+        Err(error) => {
+            // Only a link's own peer knows its number.
+            let number = wire::receiver(message).and_then(|number| shared.link(number));
+            if let Some(link) = number.filter(|link| link.is_of(port)) {
+                link.report_failure(error, sink);
+            }
+        }
+    }
+}
+
+fn hello(shared: &Arc<OfiShared>, port: &Arc<Port>, hello: OfiHello<'_>, sink: &mut dyn Sink) {
+    if let Some(link) = shared.accepted_link((hello.incarnation, hello.link)) {
+        return link.accept_again();
+    }
+    let peer = match PeerName::insert(port, hello.name) {
+        Ok(peer) => peer,
+        Err(error) => return defer(move || tracing::debug!(target: "calomel::ofi", %error, "a hello is not answered")),
+    };
+    if !port.listens.load(Ordering::Acquire) {
+        return refuse(shared, port, &peer, hello.link, "no engine listens there");
+    }
+    if !hello.suits(shared.versions) {
+        return refuse(shared, port, &peer, hello.link, "it supports no common version of the protocol");
+    }
+    OfiLink::accept(shared, port, hello, peer, sink);
+}
+
+/// Answers a hello that is not accepted. Its sender repeats it if the answer does not arrive.
+fn refuse(shared: &OfiShared, port: &Port, to: &PeerName, link: u64, reason: &str) {
+    let header = OfiHeader { sequence: 0, to: link, handled: 0 };
+    let mut message = Vec::new();
+    wire::encode(header, &OfiContent::Refuse { versions: shared.versions, reason: wire::reason(reason) }, &mut message);
+    if let Err(error) = port.send(to.address(), message) {
+        defer(move || tracing::debug!(target: "calomel::ofi", %error, "a hello can't be answered"));
+    }
+}

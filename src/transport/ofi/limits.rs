@@ -1,0 +1,46 @@
+//! Sizes, credits and times.
+
+use std::time::Duration;
+
+/// Longest message, in bytes: room for a call with a body of some kilobytes. With [`CREDITS`], a link has 128 KiB of receive
+/// buffers.
+pub(super) const MESSAGE: usize = 8 << 10;
+
+/// Messages that a peer may send before the receiver has handled the first.
+pub(super) const CREDITS: u32 = 16;
+
+/// Receives that are posted for messages that take no credit: of one link, credits, and replies to the payloads that may be on
+/// their way at a time; of an endpoint, messages of strangers.
+pub(super) const UNCREDITED: usize = 8;
+pub(super) const STRANGERS: usize = 64;
+
+/// Messages without credit that may wait for room at the provider, before the peer counts as one that reads nothing.
+pub(super) const MAX_UNSENT: usize = 64;
+
+/// Longest payload, in bytes, that is sent at a time: so many bytes after another transfer's turn a link turns to it.
+pub(super) const CHUNK: usize = 1 << 20;
+
+/// Payloads of a peer that may be announced and have not arrived; senders have four at most.
+pub(super) const MAX_ANNOUNCED: usize = 64;
+
+/// When a hello is sent again. The provider may lose the first message to a process that was restarted.
+pub(super) const HELLO_AGAIN: Duration = Duration::from_millis(200);
+
+/// When a post that found no room, or no connection, is tried again, if no event comes before.
+pub(super) const RETRY: Duration = Duration::from_millis(2);
+/// The same for a link that has waited for long: its peer may be dead.
+pub(super) const RETRY_SLOWLY: Duration = Duration::from_millis(50);
+
+/// The longest sleep where the provider may miss an event, or has no descriptor: while links are expected; and while there are
+/// links, but no descriptor.
+pub(super) const NAP: Duration = Duration::from_millis(10);
+pub(super) const SHORT_NAP: Duration = Duration::from_millis(1);
+
+/// How long after the end of a peer's process its last messages may take.
+pub(super) const GRACE: Duration = Duration::from_millis(100);
+
+/// How long the end of the transport waits for messages to be sent.
+pub(super) const LINGER: Duration = Duration::from_millis(200);
+
+/// For so long a payload may be expected without any arriving on the link. A slow network takes a second for a megabyte.
+pub(super) const STALL: Duration = Duration::from_secs(30);

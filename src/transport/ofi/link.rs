@@ -1,0 +1,498 @@
+//! One link: a conversation with one peer's endpoint, by messages that both number in sequence.
+
+mod arriving;
+mod dialling;
+mod leaving;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use super::OfiShared;
+use super::bulk::{BulkEndpoint, BulkOwner};
+use super::limits::{CHUNK, CREDITS, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RETRY, RETRY_SLOWLY};
+use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
+use super::port::{PeerName, Port};
+use super::wire::{OfiContent, OfiHeader, OfiHello};
+use crate::deferred_log::defer;
+use crate::memory::Slice;
+use crate::sync::Mutex;
+use crate::transport::{Link, LinkKey, OtherVersion, Sent, Sink, closed_by_peer};
+use crate::{Address, Transport, random};
+use arriving::OfiInbox;
+use dialling::Dialling;
+use leaving::Leaving;
+
+pub(super) struct OfiLink {
+    pub key: LinkKey,
+    /// By which the peer's messages name it: random, so that only the peer knows it.
+    pub number: u64,
+    me: Weak<OfiLink>,
+    shared: Arc<OfiShared>,
+    port: Arc<Port>,
+    peer: PeerName,
+    /// For a link that was accepted: the peer's incarnation, and its number of the link.
+    pub accepted_as: Option<(u64, u64)>,
+    connected: AtomicBool,
+    closed: AtomicBool,
+    /// When closing began.
+    closing: Mutex<Option<Instant>>,
+    /// The shared timer calls [`OfiLink::on_timer`].
+    timed: AtomicBool,
+    /// Payloads have checksums.
+    covered: AtomicBool,
+    dialling: Mutex<Option<Dialling>>,
+    cause: Mutex<Option<io::Error>>,
+    /// The peer's process has ended: when the link ends, too.
+    ended: Mutex<Option<Instant>>,
+    out: Mutex<OfiOutbox>,
+    /// Payloads that the peer is ready for.
+    leaving: Mutex<Leaving>,
+    inbox: Mutex<OfiInbox>,
+    bulk: Mutex<Option<Arc<BulkEndpoint>>>,
+}
+
+impl OfiLink {
+    pub(super) fn new(
+        shared: &Arc<OfiShared>,
+        port: &Arc<Port>,
+        key: LinkKey,
+        peer: PeerName,
+        accepted_as: Option<(u64, u64)>,
+    ) -> io::Result<Arc<OfiLink>> {
+        let number = u64::from_ne_bytes(random::from_system()?).max(1);
+        let first_tag = u64::from_ne_bytes(random::from_system()?);
+        port.admit_link()?;
+        let out = OfiOutbox::new(peer.address());
+        let link = Arc::new_cyclic(|me| OfiLink {
+            key,
+            number,
+            me: me.clone(),
+            shared: shared.clone(),
+            port: port.clone(),
+            peer,
+            accepted_as,
+            connected: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            closing: Mutex::default(),
+            timed: AtomicBool::new(false),
+            covered: AtomicBool::new(false),
+            dialling: Mutex::default(),
+            cause: Mutex::default(),
+            ended: Mutex::default(),
+            out: Mutex::new(out),
+            leaving: Mutex::default(),
+            inbox: Mutex::new(OfiInbox::new(first_tag)),
+            bulk: Mutex::default(),
+        });
+        shared.add(&link);
+        Ok(link)
+    }
+
+    /// A peer has dialled.
+    pub(super) fn accept(shared: &Arc<OfiShared>, port: &Arc<Port>, hello: OfiHello<'_>, peer: PeerName, sink: &mut dyn Sink) {
+        let key = sink.accepted(Address::ofi(port.station.provider, peer.socket()));
+        match OfiLink::new(shared, port, key, peer, Some((hello.incarnation, hello.link))) {
+            Ok(link) => {
+                link.out.lock().open(hello.link, hello.credits, hello.message);
+                link.connected.store(true, Ordering::Release);
+                sink.attach(key, link.clone());
+                link.accept_again();
+                sink.chunk(key, CHUNK);
+            }
+            Err(error) => sink.closed(key, error),
+        }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether its messages go through this port.
+    pub(super) fn is_of(&self, port: &Arc<Port>) -> bool {
+        Arc::ptr_eq(&self.port, port)
+    }
+
+    /// Whether its peer is at this address.
+    pub(super) fn is_from(&self, ip: IpAddr) -> bool {
+        self.peer.socket().ip() == ip
+    }
+
+    /// The process of the peer has ended. What it sent before is handled first, since it may arrive on another way.
+    pub(super) fn peer_has_ended(&self) {
+        let at = Instant::now() + GRACE;
+        self.ended.lock().get_or_insert(at);
+        self.wants_timer(at);
+    }
+
+    fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Acquire)
+    }
+
+    /// This side's parameters.
+    fn hello(&self) -> OfiHello<'_> {
+        OfiHello {
+            versions: self.shared.versions,
+            message: MESSAGE as u32,
+            credits: CREDITS as u16,
+            incarnation: self.shared.incarnation,
+            link: self.number,
+            watch: self.port.watch,
+            name: self.port.name().bytes(),
+        }
+    }
+
+    /// Dials: the hello is repeated until there is an answer.
+    pub(super) fn dial(&self) {
+        let now = Instant::now();
+        *self.dialling.lock() = Some(Dialling::new(now, self.port.station.provider, self.peer.socket()));
+        let sent = self.out.lock().send_hello(&self.port, &OfiContent::Hello(self.hello()));
+        match sent {
+            Ok(()) => self.wants_timer(now + RETRY),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// Answers a hello.
+    pub(super) fn accept_again(&self) {
+        if self.is_closed() {
+            return;
+        }
+        let sent = self.out.lock().send_hello(&self.port, &OfiContent::Accept(self.hello()));
+        self.check_sent(sent);
+    }
+
+    /// The peer has accepted.
+    fn accepted(&self, hello: OfiHello<'_>, sink: &mut dyn Sink) -> io::Result<()> {
+        if self.is_connected() {
+            // It has answered twice.
+            return Ok(());
+        }
+        if !hello.suits(self.shared.versions) {
+            return Err(other_version(hello.versions));
+        }
+        *self.dialling.lock() = None;
+        self.out.lock().open(hello.link, hello.credits, hello.message);
+        self.connected.store(true, Ordering::Release);
+        if hello.watch != 0 {
+            self.shared.watch(self, SocketAddr::new(self.peer.socket().ip(), hello.watch), hello.link);
+        }
+        sink.connected(self.key);
+        sink.chunk(self.key, CHUNK);
+        Ok(())
+    }
+
+    fn refused(&self, versions: (u16, u16), reason: &[u8]) -> io::Result<()> {
+        if self.is_connected() {
+            return Ok(());
+        }
+        let spoken = self.shared.versions;
+        if versions.0 > spoken.1 || versions.1 < spoken.0 {
+            return Err(other_version(versions));
+        }
+        let reason: String = reason.utf8_chunks().map(|chunk| chunk.valid()).collect();
+        Err(io::Error::new(io::ErrorKind::ConnectionRefused, format!("the peer refuses the connection: {reason}")))
+    }
+
+    /// The link has failed; the driver reports it. Callable from any thread.
+    pub(super) fn fail(&self, cause: io::Error) {
+        self.cause.lock().get_or_insert(cause);
+        self.shared.schedule(self.me.upgrade());
+    }
+
+    /// Fails the link if a message could not be sent, and looks after those that the provider had no room for.
+    fn check_sent(&self, sent: io::Result<()>) {
+        if let Err(error) = sent {
+            return self.fail(error);
+        }
+        if self.out.lock().blocked_since().is_some() {
+            self.wants_timer(Instant::now() + RETRY);
+        }
+    }
+
+    /// Reports the end of the link, once.
+    pub(super) fn report_failure(&self, cause: io::Error, sink: &mut dyn Sink) {
+        if self.is_closed() {
+            return;
+        }
+        if cause.kind() == io::ErrorKind::InvalidData {
+            let (cause, remote) = (cause.to_string(), self.peer.socket());
+            let what = "a link is closed: its peer broke the protocol";
+            defer(move || tracing::warn!(target: "calomel::ofi", cause, %remote, "{what}"));
+        }
+        self.close();
+        sink.closed(self.key, cause);
+    }
+
+    /// Reports a failure that was noticed where it could not be reported.
+    pub(super) fn report_pending_failure(&self, sink: &mut dyn Sink) {
+        let cause = self.cause.lock().take();
+        if let Some(cause) = cause {
+            self.report_failure(cause, sink);
+        }
+    }
+
+    /// A message of the peer has arrived.
+    pub(super) fn message(&self, header: OfiHeader, content: OfiContent<'_>, sink: &mut dyn Sink) {
+        if self.is_closed() {
+            return;
+        }
+        let taken = match content {
+            OfiContent::Accept(hello) => self.accepted(hello, sink),
+            OfiContent::Refuse { versions, reason } => self.refused(versions, reason),
+            // The answer to the hello was lost, and comes again.
+            _ if !self.is_connected() => Ok(()),
+            content => self.take_message(header, content, sink),
+        };
+        if let Err(error) = taken {
+            self.report_failure(error, sink);
+        }
+    }
+
+    fn take_message(&self, header: OfiHeader, content: OfiContent<'_>, sink: &mut dyn Sink) -> io::Result<()> {
+        {
+            let mut inbox = self.inbox.lock();
+            inbox.check_sequence(header.sequence)?;
+            {
+                let mut out = self.out.lock();
+                out.take_handled(header.handled)?;
+                if content.is_credited() {
+                    out.check_credit()?;
+                }
+            }
+            match content {
+                OfiContent::Bytes(bytes) => inbox.feed(self.key, bytes, sink)?,
+                OfiContent::Payload { bytes, sum } => inbox.deliver(self.key, Some((bytes, sum)), sink)?,
+                OfiContent::SourceGone => inbox.deliver(self.key, None, sink)?,
+                OfiContent::Announce { number, len, covered, name } => {
+                    self.payload_announced(&mut inbox, number, len as usize, covered, name, sink)?;
+                }
+                OfiContent::Ready { number, tag, name } => self.peer_is_ready(number, tag, name)?,
+                OfiContent::Taken { number } => self.payload_taken(number, sink)?,
+                OfiContent::Bye => return Err(closed_by_peer()),
+                OfiContent::Credit | OfiContent::Hello(_) | OfiContent::Accept(_) | OfiContent::Refuse { .. } => {}
+            }
+        }
+        if self.is_closed() {
+            return Ok(());
+        }
+        if content.is_credited() {
+            let sent = self.out.lock().count_handled(&self.port);
+            self.check_sent(sent);
+        }
+        self.resume(sink)
+    }
+
+    /// Continues with what waited for credit.
+    fn resume(&self, sink: &mut dyn Sink) -> io::Result<()> {
+        let (sent, lent) = {
+            let mut out = self.out.lock();
+            let Some(mut sending) = out.pending.take() else { return Ok(()) };
+            match self.write(&mut out, &mut sending)? {
+                FrameProgress::Partly => {
+                    out.pending = Some(sending);
+                    return Ok(());
+                }
+                FrameProgress::All => (sending, false),
+                FrameProgress::PayloadAnnounced => (sending, true),
+            }
+        };
+        self.check_sent(Ok(()));
+        sink.sent(self.key, sent.bytes, lent);
+        Ok(())
+    }
+
+    fn write(&self, out: &mut OfiOutbox, sending: &mut OfiSend) -> io::Result<FrameProgress> {
+        let covered = self.covered.load(Ordering::Relaxed);
+        out.write(&self.port, sending, covered, || {
+            let bulk = self.bulk()?;
+            self.shared.begin_payload(&bulk);
+            Ok(bulk.name().to_vec())
+        })
+    }
+
+    /// The link's bulk endpoint, opened when it is first needed.
+    fn bulk(&self) -> io::Result<Arc<BulkEndpoint>> {
+        let mut slot = self.bulk.lock();
+        if let Some(bulk) = &*slot {
+            return Ok(bulk.clone());
+        }
+        if self.is_closed() {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        let bulk = self.shared.open_bulk(&self.port, self.peer.socket(), self.me.clone())?;
+        Ok(slot.insert(bulk).clone())
+    }
+
+    /// [`OfiLink::on_timer`] is to be called then, or earlier.
+    pub(super) fn wants_timer(&self, at: Instant) {
+        let new = !self.timed.swap(true, Ordering::AcqRel);
+        self.shared.set_timer(new.then(|| self.me.upgrade()).flatten(), at);
+    }
+
+    /// Continues with what waits for the provider, or for a time. Returns when to call it again.
+    pub(super) fn on_timer(&self, now: Instant, sink: &mut dyn Sink) -> Option<Instant> {
+        // What is set from now on is seen below, or by the next call.
+        self.timed.store(false, Ordering::Release);
+        self.timer(now, sink).unwrap_or_else(|error| {
+            self.report_failure(error, sink);
+            None
+        })
+    }
+
+    fn timer(&self, now: Instant, sink: &mut dyn Sink) -> io::Result<Option<Instant>> {
+        if self.is_closed() {
+            return Ok(self.linger(now));
+        }
+        let mut next = Vec::new();
+        let ended = *self.ended.lock();
+        if ended.is_some_and(|due| now >= due) {
+            return Err(closed_by_peer());
+        }
+        next.extend(ended);
+        {
+            let mut dialling = self.dialling.lock();
+            if let Some(dialling) = &mut *dialling {
+                if dialling.is_due(now)? {
+                    self.out.lock().send_hello(&self.port, &OfiContent::Hello(self.hello()))?;
+                }
+                next.push(dialling.next(now));
+            }
+        }
+        {
+            let mut out = self.out.lock();
+            out.flush(&self.port)?;
+            // A peer that takes nothing for long may be dead: the engine's heartbeat decides that.
+            let pace = |since: Instant| if now > since + HELLO_AGAIN { RETRY_SLOWLY } else { RETRY };
+            next.extend(out.blocked_since().map(|since| now + pace(since)));
+        }
+        if self.retry_payloads(sink)? {
+            next.push(now + RETRY);
+        }
+        let bulk = self.bulk.lock().clone();
+        next.extend(bulk.and_then(|bulk| bulk.check_deadline(now)));
+        next.extend(self.inbox.lock().check_stall(now)?);
+        Ok(next.into_iter().min())
+    }
+
+    /// Sends what is left of a closed link, within a bound. Returns when to call it again; `None`: all is sent.
+    pub(super) fn linger(&self, now: Instant) -> Option<Instant> {
+        let mut closing = self.closing.lock();
+        let since = (*closing)?;
+        let flushed = self.out.lock().flush(&self.port).unwrap_or(true);
+        if !flushed && now < since + LINGER {
+            return Some(now + RETRY);
+        }
+        *closing = None;
+        self.out.lock().clear();
+        self.shared.lingering(-1);
+        self.release();
+        None
+    }
+
+    /// The link does not need its port any more.
+    fn release(&self) {
+        self.port.release_link();
+        self.shared.close_unused_ports();
+    }
+}
+
+fn other_version((low, high): (u16, u16)) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, OtherVersion { low, high })
+}
+
+impl BulkOwner for OfiLink {
+    fn bulk_failed(&self, cause: io::Error) {
+        self.fail(cause);
+    }
+
+    fn bulk_collected(&self) {
+        self.shared.wake();
+    }
+
+    fn bulk_deadline(&self, at: Instant) {
+        self.wants_timer(at);
+    }
+}
+
+impl Link for OfiLink {
+    fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+        if self.is_closed() {
+            return Sent::Failed(io::Error::new(io::ErrorKind::NotConnected, "the link is closed"));
+        }
+        let mut sending = OfiSend::new(bytes, payload);
+        let written = {
+            let mut out = self.out.lock();
+            let written = self.write(&mut out, &mut sending);
+            if let Ok(FrameProgress::Partly) = written {
+                out.pending = Some(sending);
+                drop(out);
+                self.check_sent(Ok(()));
+                return Sent::Later;
+            }
+            written
+        };
+        match written {
+            Ok(written) => {
+                self.check_sent(Ok(()));
+                if matches!(written, FrameProgress::All) { Sent::All(sending.bytes) } else { Sent::Lent(sending.bytes) }
+            }
+            Err(error) => {
+                let reported = io::Error::new(error.kind(), error.to_string());
+                self.fail(error);
+                Sent::Failed(reported)
+            }
+        }
+    }
+
+    fn scheme(&self) -> Transport {
+        Transport::Ofi(self.port.station.provider)
+    }
+
+    fn is_local(&self) -> bool {
+        let (own, peer) = (self.port.station.socket.ip(), self.peer.socket().ip());
+        own == peer || peer.is_loopback()
+    }
+
+    fn cover_payloads(&self) {
+        self.covered.store(true, Ordering::Relaxed);
+    }
+
+    /// Unknown: the provider reports when it has taken a message, not what the peer's has acknowledged.
+    fn acknowledged(&self) -> u64 {
+        0
+    }
+
+    fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let lingers = {
+            let mut out = self.out.lock();
+            out.pending = None;
+            let said = self.is_connected() && out.send(&self.port, &OfiContent::Bye).is_ok();
+            said && out.blocked_since().is_some()
+        };
+        let now = Instant::now();
+        if lingers {
+            *self.closing.lock() = Some(now);
+            self.shared.lingering(1);
+        } else {
+            self.out.lock().clear();
+        }
+        *self.leaving.lock() = Leaving::default();
+        let bulk = self.bulk.lock().take();
+        if let Some(bulk) = bulk {
+            bulk.close();
+            self.shared.forget_bulk(&bulk);
+        }
+        self.shared.remove(self);
+        if lingers {
+            self.wants_timer(now);
+        } else {
+            self.release();
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! What arrives: the byte stream, and payloads, which are reported in the order in which they were announced.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::Instant;
+
+use super::super::bulk::{CHECKSUM, PayloadPosted};
+use super::super::limits::{MAX_ANNOUNCED, RETRY, STALL};
+use super::super::sys::{CompletionError, Label};
+use super::super::wire::OfiContent;
+use super::OfiLink;
+use crate::memory::Slice;
+use crate::transport::{LinkKey, PartialFrame, PayloadStatus, ReceiveTarget, Sink};
+
+/// Tags of payloads have this bit, which that of messages has not. All providers have 48 bits.
+const PAYLOAD_TAG: u64 = 1 << 46;
+
+pub(super) struct OfiInbox {
+    /// The sequence number of the next message.
+    next: u32,
+    partial: PartialFrame,
+    /// Where the payload goes that the byte stream has announced.
+    target: Option<ReceiveTarget<Slice>>,
+    /// How much of it has arrived in messages, and whether all of that is right.
+    got: usize,
+    status: PayloadStatus,
+    /// Payloads that are not reported yet, in order.
+    payloads: VecDeque<ArrivingPayload>,
+    /// The tag of the next payload: from a random number on, so that only the peer knows it.
+    tag: u64,
+    /// A payload has arrived with a checksum: from then on, all must have one.
+    has_covered: bool,
+    /// When the last payload has arrived, or the first one was expected.
+    last_progress: Option<Instant>,
+}
+
+struct ArrivingPayload {
+    number: u64,
+    state: PayloadState,
+}
+
+enum PayloadState {
+    /// The provider had no room for its receive.
+    Waiting {
+        memory: Slice,
+        covered: bool,
+    },
+    /// The peer is sending it: into the memory, or into a buffer.
+    Posted {
+        memory: Slice,
+        covered: bool,
+    },
+    Done(PayloadStatus),
+}
+
+/// No payload of the bulk endpoint.
+const INLINE: u64 = u64::MAX;
+
+fn broken(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("it sent {what}"))
+}
+
+impl OfiInbox {
+    pub(super) fn new(first_tag: u64) -> OfiInbox {
+        OfiInbox {
+            next: 0,
+            partial: PartialFrame::default(),
+            target: None,
+            got: 0,
+            status: PayloadStatus::Whole,
+            payloads: VecDeque::new(),
+            tag: first_tag,
+            has_covered: false,
+            last_progress: None,
+        }
+    }
+
+    /// Messages arrive in order, unless the provider has lost some.
+    pub(super) fn check_sequence(&mut self, sequence: u32) -> io::Result<()> {
+        if sequence != self.next {
+            let (next, lost) = (self.next, sequence.wrapping_sub(self.next));
+            let what = format!("the provider has lost messages: number {sequence} came in place of {next} ({lost} later)");
+            return Err(io::Error::new(io::ErrorKind::ConnectionReset, what));
+        }
+        self.next = self.next.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Bytes of the stream have arrived.
+    pub(super) fn feed(&mut self, key: LinkKey, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<()> {
+        if self.target.is_some() {
+            return Err(broken("something else in place of a payload"));
+        }
+        // `None`: the sink has closed the link.
+        let Some((target, behind)) = self.partial.offer(bytes, |bytes| sink.bytes(key, bytes)) else { return Ok(()) };
+        if target.is_some() && !behind.is_empty() {
+            return Err(broken("bytes in place of a payload"));
+        }
+        self.target = target;
+        Ok(())
+    }
+
+    fn take_target(&mut self) -> io::Result<ReceiveTarget<Slice>> {
+        if self.payloads.len() >= MAX_ANNOUNCED {
+            return Err(broken("more payloads than can be under way"));
+        }
+        self.target.take().ok_or_else(|| broken("a payload that it did not announce"))
+    }
+
+    fn check_covered(&mut self, covered: bool) -> io::Result<()> {
+        if self.has_covered && !covered {
+            return Err(broken("a payload without a checksum, after one that had it"));
+        }
+        self.has_covered |= covered;
+        Ok(())
+    }
+
+    /// Part of a payload has arrived in a message, with its checksum, if any; `None`: its memory is gone.
+    pub(super) fn deliver(&mut self, key: LinkKey, payload: Option<(&[u8], Option<u32>)>, sink: &mut dyn Sink) -> io::Result<()> {
+        if let Some((_, sum)) = payload {
+            self.check_covered(sum.is_some())?;
+        }
+        let target = self.target.as_ref().ok_or_else(|| broken("a payload that it did not announce"))?;
+        let Some((bytes, sum)) = payload else {
+            self.status = PayloadStatus::SourceGone;
+            return self.delivered(key, sink);
+        };
+        let left = target.len - self.got;
+        if bytes.len() > left || bytes.is_empty() && left > 0 {
+            return Err(broken("a payload of another length than announced"));
+        }
+        if let Some(memory) = &target.memory {
+            if sum.is_some_and(|sum| sum != crc32c::crc32c(bytes)) {
+                self.status = PayloadStatus::Damaged;
+            } else if self.status == PayloadStatus::Whole
+                && !memory.part(self.got, bytes.len()).is_some_and(|part| part.write(bytes))
+            {
+                self.status = PayloadStatus::TargetGone;
+            }
+        }
+        self.got += bytes.len();
+        if bytes.len() == left {
+            return self.delivered(key, sink);
+        }
+        sink.heard(key);
+        Ok(())
+    }
+
+    fn delivered(&mut self, key: LinkKey, sink: &mut dyn Sink) -> io::Result<()> {
+        self.take_target()?;
+        self.got = 0;
+        let status = std::mem::replace(&mut self.status, PayloadStatus::Whole);
+        self.payloads.push_back(ArrivingPayload { number: INLINE, state: PayloadState::Done(status) });
+        self.report(key, sink);
+        Ok(())
+    }
+
+    /// Reports the payloads that have arrived, and before which no other is missing.
+    fn report(&mut self, key: LinkKey, sink: &mut dyn Sink) {
+        while let Some(ArrivingPayload { state: PayloadState::Done(status), .. }) = self.payloads.front() {
+            let status = *status;
+            self.payloads.pop_front();
+            sink.payload_done(key, status);
+        }
+    }
+
+    fn next_tag(&mut self) -> u64 {
+        self.tag = self.tag.wrapping_add(1);
+        PAYLOAD_TAG | self.tag & (PAYLOAD_TAG - 1)
+    }
+
+    fn is_expecting(&self) -> bool {
+        self.payloads.iter().any(|payload| matches!(payload.state, PayloadState::Posted { .. }))
+    }
+
+    /// A peer that is alive, and sends nothing of a payload for long: the provider has lost its connection. Returns when to look
+    /// again.
+    pub(super) fn check_stall(&self, now: Instant) -> io::Result<Option<Instant>> {
+        let Some(since) = self.last_progress.filter(|_| self.is_expecting()) else { return Ok(None) };
+        if now < since + STALL {
+            return Ok(Some(since + STALL));
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("a payload has not arrived for {STALL:?}")))
+    }
+}
+
+impl OfiLink {
+    /// The peer announces a payload that goes between the bulk endpoints.
+    pub(super) fn payload_announced(
+        &self,
+        inbox: &mut OfiInbox,
+        number: u64,
+        len: usize,
+        covered: bool,
+        name: &[u8],
+        sink: &mut dyn Sink,
+    ) -> io::Result<()> {
+        let target = inbox.take_target()?;
+        if len != target.len || inbox.got > 0 {
+            return Err(broken("a payload of another length than announced"));
+        }
+        if number == INLINE || inbox.payloads.iter().any(|payload| payload.number == number) {
+            return Err(broken("a payload under the number of another one"));
+        }
+        inbox.check_covered(covered)?;
+        let Some(memory) = target.memory else {
+            inbox.payloads.push_back(ArrivingPayload { number, state: PayloadState::Done(PayloadStatus::Whole) });
+            self.send_control(&OfiContent::Taken { number })?;
+            inbox.report(self.key, sink);
+            return Ok(());
+        };
+        let bulk = self.bulk()?;
+        bulk.set_peer(name, self.peer.socket())?;
+        self.shared.begin_payload(&bulk);
+        inbox.payloads.push_back(ArrivingPayload { number, state: PayloadState::Waiting { memory, covered } });
+        if !inbox.is_expecting() {
+            inbox.last_progress = Some(Instant::now());
+        }
+        if self.post_waiting(inbox, sink)? {
+            self.wants_timer(Instant::now() + RETRY);
+        }
+        if let Some(since) = inbox.last_progress {
+            self.wants_timer(since + STALL);
+        }
+        Ok(())
+    }
+
+    /// Tries again to post the receives that the provider had no room for. True when some wait on.
+    pub(super) fn receive_waiting(&self, sink: &mut dyn Sink) -> io::Result<bool> {
+        self.post_waiting(&mut self.inbox.lock(), sink)
+    }
+
+    fn post_waiting(&self, inbox: &mut OfiInbox, sink: &mut dyn Sink) -> io::Result<bool> {
+        for index in 0..inbox.payloads.len() {
+            let PayloadState::Waiting { memory, covered } = &inbox.payloads[index].state else { continue };
+            let (memory, covered, number) = (memory.clone(), *covered, inbox.payloads[index].number);
+            let tag = inbox.next_tag();
+            let label = Label::Payload { link: self.number, number };
+            let bulk = self.bulk()?;
+            match bulk.receive(&memory, tag, label, covered)? {
+                PayloadPosted::Busy => return Ok(true),
+                PayloadPosted::Gone => {
+                    inbox.payloads[index].state = PayloadState::Done(PayloadStatus::TargetGone);
+                    bulk.end_payload();
+                    self.send_control(&OfiContent::Taken { number })?;
+                }
+                PayloadPosted::Begun => {
+                    inbox.payloads[index].state = PayloadState::Posted { memory, covered };
+                    self.send_control(&OfiContent::Ready { number, tag, name: bulk.name() })?;
+                }
+            }
+        }
+        inbox.report(self.key, sink);
+        Ok(false)
+    }
+
+    fn send_control(&self, content: &OfiContent<'_>) -> io::Result<()> {
+        let sent = self.out.lock().send(&self.port, content);
+        sent?;
+        self.check_sent(Ok(()));
+        Ok(())
+    }
+
+    /// A payload has arrived, in its memory or in this buffer, or its receive has failed.
+    pub(in super::super) fn payload_received(
+        &self,
+        number: u64,
+        result: Result<usize, CompletionError>,
+        buffer: Option<Vec<u8>>,
+        sink: &mut dyn Sink,
+    ) {
+        if self.is_closed() {
+            return;
+        }
+        let mut inbox = self.inbox.lock();
+        let Some(payload) = inbox.payloads.iter_mut().find(|payload| payload.number == number) else { return };
+        let PayloadState::Posted { memory, covered } = &payload.state else { return };
+        match arrived(memory, *covered, result, buffer) {
+            Ok(status) => {
+                payload.state = PayloadState::Done(status);
+                inbox.last_progress = Some(Instant::now());
+                if let Ok(bulk) = self.bulk() {
+                    bulk.end_payload();
+                }
+                if let Err(error) = self.send_control(&OfiContent::Taken { number }) {
+                    self.fail(error);
+                }
+                inbox.report(self.key, sink);
+            }
+            Err(error) => {
+                drop(inbox);
+                self.report_failure(error, sink);
+            }
+        }
+    }
+}
+
+/// How a payload has arrived.
+fn arrived(
+    memory: &Slice,
+    covered: bool,
+    result: Result<usize, CompletionError>,
+    buffer: Option<Vec<u8>>,
+) -> io::Result<PayloadStatus> {
+    let len = match result {
+        Ok(len) => len,
+        Err(error) if error.is_truncated() => return Err(broken("a payload that is longer than announced")),
+        Err(error) => return Err(error.into()),
+    };
+    if len == 0 {
+        return Ok(PayloadStatus::SourceGone);
+    }
+    if len != memory.len + if covered { CHECKSUM } else { 0 } {
+        return Err(broken("a payload of another length than announced"));
+    }
+    let Some(buffer) = buffer else { return Ok(PayloadStatus::Whole) };
+    let Some((bytes, sum)) = buffer.get(..len).and_then(|bytes| bytes.split_at_checked(memory.len)) else {
+        return Err(broken("a payload of another length than announced"));
+    };
+    if covered && sum != crc32c::crc32c(bytes).to_le_bytes() {
+        return Ok(PayloadStatus::Damaged);
+    }
+    Ok(if memory.write(bytes) { PayloadStatus::Whole } else { PayloadStatus::TargetGone })
+}

@@ -1,0 +1,78 @@
+//! Payloads that leave: to the receive that the peer has posted for each.
+
+use std::collections::{HashSet, VecDeque};
+use std::io;
+use std::time::Instant;
+
+use super::super::bulk::PayloadPosted;
+use super::super::limits::RETRY;
+use super::super::outbox::AnnouncedPayload;
+use super::super::sys::{CompletionError, Label};
+use super::OfiLink;
+use crate::transport::Sink;
+
+#[derive(Default)]
+pub(super) struct Leaving {
+    /// Payloads that the peer is ready for, with their tags, and that the provider had no room for, or no connection yet.
+    waiting: VecDeque<(AnnouncedPayload, u64)>,
+    /// The numbers of those that are on their way.
+    sent: HashSet<u64>,
+}
+
+impl OfiLink {
+    /// The peer has posted a receive for a payload.
+    pub(super) fn peer_is_ready(&self, number: u64, tag: u64, name: &[u8]) -> io::Result<()> {
+        let payload = self.out.lock().take_announced(number)?;
+        self.bulk()?.set_peer(name, self.peer.socket())?;
+        self.leaving.lock().waiting.push_back((payload, tag));
+        if self.send_payloads()? {
+            self.wants_timer(Instant::now() + RETRY);
+        }
+        Ok(())
+    }
+
+    /// Sends the payloads that the peer is ready for. True when some must wait.
+    fn send_payloads(&self) -> io::Result<bool> {
+        let bulk = self.bulk()?;
+        loop {
+            let Some((payload, tag)) = self.leaving.lock().waiting.pop_front() else { return Ok(false) };
+            let label = Label::Payload { link: self.number, number: payload.number };
+            match bulk.send(&payload.memory, tag, label, payload.covered)? {
+                PayloadPosted::Begun | PayloadPosted::Gone => {
+                    self.leaving.lock().sent.insert(payload.number);
+                }
+                PayloadPosted::Busy => {
+                    self.leaving.lock().waiting.push_front((payload, tag));
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    /// Tries again what the provider had no room for. True when something waits on.
+    pub(super) fn retry_payloads(&self, sink: &mut dyn Sink) -> io::Result<bool> {
+        let waits = !self.leaving.lock().waiting.is_empty();
+        let leaving = waits && self.send_payloads()?;
+        let arriving = self.receive_waiting(sink)?;
+        Ok(leaving || arriving)
+    }
+
+    /// The provider has taken a payload: the peer reports when it has arrived.
+    pub(in super::super) fn payload_sent(&self, result: Result<(), CompletionError>, sink: &mut dyn Sink) {
+        if let Err(error) = result {
+            self.report_failure(error.into(), sink);
+        }
+    }
+
+    /// A payload has arrived, or is not wanted. Messages may overtake payloads, so the peer has it only now.
+    pub(super) fn payload_taken(&self, number: u64, sink: &mut dyn Sink) -> io::Result<()> {
+        let was_sent = self.leaving.lock().sent.remove(&number);
+        if !was_sent && !self.out.lock().forget_announced(number) {
+            let what = "it reports the arrival of a payload that it was not sent";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        self.bulk()?.end_payload();
+        sink.returned(self.key);
+        Ok(())
+    }
+}

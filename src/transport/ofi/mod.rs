@@ -1,0 +1,445 @@
+//! `ofi+PROVIDER://`: fabrics by way of libfabric.
+//!
+//! A link is a conversation between two reliable datagram endpoints, which many links share; its large payloads go between two
+//! further endpoints, straight from memory to memory: see README.md in this folder, which explains links, credits, payloads,
+//! what providers do not do, and the order in which objects are closed.
+
+mod bulk;
+mod dispatch;
+mod limits;
+mod link;
+mod outbox;
+mod port;
+mod provider;
+mod station;
+mod sys;
+#[cfg(test)]
+#[path = "../../../tests/unit/ofi.rs"]
+mod tests;
+mod watch;
+mod wire;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use mio::Token;
+
+use super::{Capabilities, Link, LinkKey, Reactor, Sink, TransportDriver, resolve, resolve_to_listen, source_towards};
+use crate::address::OfiProvider;
+use crate::deferred_log::defer;
+use crate::fork::CreatorProcess;
+use crate::sync::{Mutex, RwLock};
+use crate::{Address, Error, Result, Transport};
+use bulk::{BulkEndpoint, BulkOwner};
+use limits::LINGER;
+use link::OfiLink;
+use port::{PeerName, Port};
+use station::Station;
+use sys::Info;
+use watch::{Watch, WatchEvent};
+
+pub(crate) struct Ofi {
+    shared: Arc<OfiShared>,
+}
+
+/// What links and ports share with their transport.
+struct OfiShared {
+    registry: mio::Registry,
+    waker: Arc<mio::Waker>,
+    first_token: usize,
+    incarnation: u64,
+    /// Lowest and highest protocol version that this engine supports.
+    versions: (u16, u16),
+    ports: RwLock<Vec<Arc<Port>>>,
+    /// Ports that there are, or were.
+    count: AtomicUsize,
+    /// Links by their numbers here.
+    links: Mutex<HashMap<u64, Arc<OfiLink>>>,
+    /// The numbers of accepted links, by the peer's incarnation and its number: a hello may arrive again.
+    accepted: Mutex<HashMap<(u64, u64), u64>>,
+    /// Bulk endpoints with payloads under way, which are polled.
+    bulks: Mutex<Vec<Arc<BulkEndpoint>>>,
+    watch: Mutex<Watch>,
+    /// Links that have failed where it could not be reported.
+    scheduled: Mutex<Vec<Arc<OfiLink>>>,
+    /// Links that wait for a time, and the next time.
+    timed: Mutex<Vec<Arc<OfiLink>>>,
+    alarm: Mutex<Option<Instant>>,
+    /// There is an alarm.
+    has_alarm: AtomicBool,
+    /// No links are accepted any more: the engine ends.
+    ending: AtomicBool,
+    /// Closed links that have something left to send.
+    lingering: AtomicUsize,
+    /// `scheduled` is not empty, or completions were taken by a thread that does not drive.
+    pending_flags: AtomicBool,
+    parked: AtomicBool,
+    process: CreatorProcess,
+}
+
+impl OfiShared {
+    /// Has the driver poll.
+    fn wake(&self) {
+        self.pending_flags.store(true, Ordering::SeqCst);
+        if self.parked.load(Ordering::SeqCst)
+            && let Err(error) = self.waker.wake()
+        {
+            defer(move || tracing::error!(target: "calomel::ofi", %error, "can't wake a parked engine"));
+        }
+    }
+
+    fn schedule(&self, link: Option<Arc<OfiLink>>) {
+        self.scheduled.lock().extend(link);
+        self.wake();
+    }
+
+    /// Has [`OfiLink::on_timer`] called at this time, for `link` and for those that were added before.
+    fn set_timer(&self, link: Option<Arc<OfiLink>>, at: Instant) {
+        if let Some(link) = link {
+            self.timed.lock().push(link);
+        }
+        let mut alarm = self.alarm.lock();
+        if alarm.is_none_or(|alarm| at < alarm) {
+            *alarm = Some(at);
+            self.has_alarm.store(true, Ordering::Release);
+            drop(alarm);
+            if self.parked.load(Ordering::SeqCst) {
+                self.wake();
+            }
+        }
+    }
+
+    /// From now on a payload of this endpoint is under way.
+    fn begin_payload(&self, bulk: &Arc<BulkEndpoint>) {
+        if !bulk.begin_payload() {
+            return;
+        }
+        {
+            let mut bulks = self.bulks.lock();
+            if !bulks.iter().any(|other| Arc::ptr_eq(other, bulk)) {
+                bulks.push(bulk.clone());
+            }
+        }
+        self.wake();
+    }
+
+    fn forget_bulk(&self, bulk: &Arc<BulkEndpoint>) {
+        self.bulks.lock().retain(|other| !Arc::ptr_eq(other, bulk));
+    }
+
+    fn lingering(&self, change: isize) {
+        self.lingering.fetch_add(change as usize, Ordering::AcqRel);
+    }
+
+    fn add(&self, link: &Arc<OfiLink>) {
+        self.links.lock().insert(link.number, link.clone());
+        if let Some(key) = link.accepted_as {
+            self.accepted.lock().insert(key, link.number);
+        }
+    }
+
+    fn remove(&self, link: &OfiLink) {
+        let removed = self.links.lock().remove(&link.number);
+        drop(removed);
+        if let Some(key) = link.accepted_as {
+            self.accepted.lock().remove(&key);
+        }
+        self.watch.lock().forget(link.number);
+    }
+
+    /// Closes the ports that no link needs, once the engine ends: its address is free then, and dials there are refused.
+    fn close_unused_ports(&self) {
+        if !self.ending.load(Ordering::Acquire) {
+            return;
+        }
+        let unused: Vec<Arc<Port>> = self.ports.write().extract_if(.., |port| !port.is_in_use()).collect();
+        unused.iter().for_each(|port| port.finish());
+    }
+
+    fn link(&self, number: u64) -> Option<Arc<OfiLink>> {
+        self.links.lock().get(&number).cloned()
+    }
+
+    fn accepted_link(&self, key: (u64, u64)) -> Option<Arc<OfiLink>> {
+        let number = *self.accepted.lock().get(&key)?;
+        self.link(number)
+    }
+
+    fn all_links(&self) -> Vec<Arc<OfiLink>> {
+        self.links.lock().values().cloned().collect()
+    }
+
+    fn is_forked_child(&self) -> bool {
+        self.process.is_forked_child()
+    }
+
+    fn all_ports(&self) -> Vec<Arc<Port>> {
+        self.ports.read().clone()
+    }
+
+    /// Opens an endpoint at an address of this host.
+    fn open(self: &Arc<Self>, provider: OfiProvider, socket: SocketAddr, listens: bool) -> io::Result<Arc<Port>> {
+        let station = self.open_station(provider, provider::at(provider, socket)?)?;
+        let watch = if listens { self.watch.lock().listen(&self.registry, self.token(), station.socket.ip()) } else { Ok(0) };
+        let watch = watch.unwrap_or_else(|error| {
+            defer(move || tracing::debug!(target: "calomel::ofi", %error, "peers can't watch this engine"));
+            0
+        });
+        let port = Port::open(station, listens, watch)?;
+        self.ports.write().push(port.clone());
+        Ok(port)
+    }
+
+    fn open_station(&self, provider: OfiProvider, info: Info) -> io::Result<Station> {
+        Station::open(provider, info, &self.registry, Token(self.token()))
+    }
+
+    /// A token of the reactor that is not in use.
+    fn token(&self) -> usize {
+        self.first_token + self.count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Watches the peer of a link that was dialled, which has named this port for that.
+    fn watch(&self, link: &OfiLink, peer: SocketAddr, number: u64) {
+        let dialled = self.watch.lock().dial(&self.registry, self.token(), peer, link.number, number);
+        if let Err(error) = dialled {
+            defer(move || tracing::debug!(target: "calomel::ofi", %error, "a peer can't be watched"));
+        }
+    }
+
+    /// A bulk endpoint for a link of this port, at the address from which packets to `remote` come.
+    fn open_bulk(&self, port: &Port, remote: SocketAddr, owner: Weak<dyn BulkOwner>) -> io::Result<Arc<BulkEndpoint>> {
+        let own = port.station.socket.ip();
+        let ip = if own.is_unspecified() { source_towards(remote)? } else { own };
+        let info = port.station.domain.info.at(SocketAddr::new(ip, 0))?;
+        Ok(BulkEndpoint::open(self.open_station(port.station.provider, info)?, owner))
+    }
+
+    /// The endpoint from which this address is dialled.
+    fn port_towards(self: &Arc<Self>, provider: OfiProvider, remote: SocketAddr) -> io::Result<Arc<Port>> {
+        let source: IpAddr = source_towards(remote)?;
+        let suits = |port: &&Arc<Port>| port.station.provider == provider && port.station.socket.ip() == source;
+        if let Some(port) = self.ports.read().iter().find(suits) {
+            return Ok(port.clone());
+        }
+        self.open(provider, SocketAddr::new(source, 0), false)
+    }
+}
+
+impl Ofi {
+    pub(crate) fn new(reactor: Reactor, incarnation: u64, versions: (u16, u16)) -> Ofi {
+        let Reactor { registry, waker, first_token } = reactor;
+        Ofi {
+            shared: Arc::new(OfiShared {
+                registry,
+                waker,
+                first_token,
+                incarnation,
+                versions,
+                ports: RwLock::default(),
+                count: AtomicUsize::new(0),
+                links: Mutex::default(),
+                accepted: Mutex::default(),
+                bulks: Mutex::default(),
+                watch: Mutex::default(),
+                scheduled: Mutex::default(),
+                timed: Mutex::default(),
+                alarm: Mutex::default(),
+                has_alarm: AtomicBool::new(false),
+                ending: AtomicBool::new(false),
+                lingering: AtomicUsize::new(0),
+                pending_flags: AtomicBool::new(false),
+                parked: AtomicBool::new(false),
+                process: CreatorProcess::this(),
+            }),
+        }
+    }
+
+    /// Reports failures that were noticed elsewhere. True when there were any.
+    fn run_scheduled(&self, sink: &mut dyn Sink) -> bool {
+        if !self.shared.pending_flags.swap(false, Ordering::SeqCst) {
+            return false;
+        }
+        let scheduled = std::mem::take(&mut *self.shared.scheduled.lock());
+        scheduled.into_iter().for_each(|link| link.report_pending_failure(sink));
+        true
+    }
+
+    /// Calls the links whose time has come.
+    fn run_timers(&self, sink: &mut dyn Sink) {
+        if !self.shared.has_alarm.load(Ordering::Acquire) {
+            return;
+        }
+        let now = Instant::now();
+        {
+            let mut alarm = self.shared.alarm.lock();
+            if alarm.is_none_or(|alarm| now < alarm) {
+                return;
+            }
+            *alarm = None;
+            self.shared.has_alarm.store(false, Ordering::Release);
+        }
+        let timed = std::mem::take(&mut *self.shared.timed.lock());
+        for link in timed {
+            if let Some(at) = link.on_timer(now, sink) {
+                link.wants_timer(at);
+            }
+        }
+    }
+}
+
+fn provider_of(address: &Address) -> io::Result<OfiProvider> {
+    match address.scheme() {
+        Transport::Ofi(provider) => Ok(provider),
+        other => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{other} is no transport of libfabric"))),
+    }
+}
+
+impl TransportDriver for Ofi {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { scheme: Transport::Ofi(OfiProvider::Tcp) }
+    }
+
+    fn serves(&self, scheme: Transport) -> bool {
+        matches!(scheme, Transport::Ofi(_))
+    }
+
+    fn available(&self, scheme: Transport) -> Result<()> {
+        let Transport::Ofi(provider) = scheme else { return Ok(()) };
+        provider::available(provider).map_err(|reason| Error::Unsupported { what: format!("transport {scheme}"), reason })
+    }
+
+    fn resolve(&self, address: &Address) -> Result<Address> {
+        match address.scheme() {
+            Transport::Ofi(provider) => Ok(Address::ofi(provider, resolve(address)?)),
+            _ => Ok(address.clone()),
+        }
+    }
+
+    fn listen(&self, address: &Address) -> Result<Address> {
+        let failed = |error| Error::io(format!("can't listen at {address}"), error);
+        let provider = provider_of(address).map_err(failed)?;
+        let socket = resolve_to_listen(address)?;
+        let port = self.shared.open(provider, socket, true).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => Error::AddressInUse { address: address.clone() },
+            _ => failed(error),
+        })?;
+        Ok(Address::ofi(provider, port.station.socket))
+    }
+
+    fn stop_listening(&self) {
+        self.shared.ending.store(true, Ordering::Release);
+        self.shared.watch.lock().stop_listening();
+        self.shared.all_ports().iter().for_each(|port| port.listens.store(false, Ordering::Release));
+        self.shared.close_unused_ports();
+    }
+
+    fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
+        let provider = provider_of(address)?;
+        let remote = address.socket().ok_or(io::ErrorKind::InvalidInput)?;
+        let port = self.shared.port_towards(provider, remote)?;
+        let peer = PeerName::of_socket(&port, remote)?;
+        let link = OfiLink::new(&self.shared, &port, key, peer, None)?;
+        attach(link.clone());
+        link.dial();
+        self.shared.wake();
+        Ok(())
+    }
+
+    fn poll(&self, sink: &mut dyn Sink) -> bool {
+        let mut any = self.run_scheduled(sink);
+        if self.shared.count.load(Ordering::Relaxed) == 0 {
+            return any;
+        }
+        self.run_timers(sink);
+        let ports: smallvec::SmallVec<[Arc<Port>; 4]> = self.shared.ports.read().iter().cloned().collect();
+        for port in &ports {
+            any |= dispatch::poll(&self.shared, port, sink);
+        }
+        let bulks: smallvec::SmallVec<[Arc<BulkEndpoint>; 4]> = self.shared.bulks.lock().iter().cloned().collect();
+        for bulk in &bulks {
+            any |= dispatch::poll_bulk(&self.shared, bulk, sink);
+        }
+        if !bulks.is_empty() {
+            self.shared.bulks.lock().retain(|bulk| bulk.is_active());
+        }
+        any
+    }
+
+    /// Ports are polled after each event.
+    fn ready(&self, token: usize, _event: &mio::event::Event, _sink: &mut dyn Sink) {
+        let mut watch = self.shared.watch.lock();
+        let mut event = watch.ready(token);
+        if let WatchEvent::Claimed { link, from } = event {
+            let exists = self.shared.link(link).is_some_and(|link| link.is_from(from));
+            watch.attach(token, link, exists);
+            // It may have ended already.
+            event = watch.ready(token);
+        }
+        match event {
+            WatchEvent::Accept => watch.accept(&self.shared.registry, token, || self.shared.token()),
+            WatchEvent::Ended { link } => {
+                drop(watch);
+                if let Some(link) = self.shared.link(link) {
+                    link.peer_has_ended();
+                }
+            }
+            WatchEvent::Claimed { .. } | WatchEvent::Nothing => {}
+        }
+    }
+
+    fn next_alarm(&self) -> Option<Instant> {
+        if self.shared.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let nap = self.shared.ports.read().iter().filter_map(|port| port.nap()).min();
+        let nap = nap.map(|nap| Instant::now() + nap);
+        [nap, *self.shared.alarm.lock()].into_iter().flatten().min()
+    }
+
+    fn park(&self) -> bool {
+        self.shared.parked.store(true, Ordering::SeqCst);
+        let bulks = self.shared.bulks.lock().clone();
+        let quiet =
+            self.shared.all_ports().iter().all(|port| port.station.park()) && bulks.iter().all(|bulk| bulk.station.park());
+        quiet && !self.shared.pending_flags.load(Ordering::SeqCst)
+    }
+
+    fn unpark(&self) {
+        self.shared.parked.store(false, Ordering::SeqCst);
+    }
+
+    #[cfg(test)]
+    fn is_locked(&self) -> bool {
+        self.shared.all_ports().iter().any(|port| port.station.is_locked())
+    }
+}
+
+impl Drop for Ofi {
+    /// Messages are sent, within a bound; then all endpoints are closed.
+    fn drop(&mut self) {
+        if self.shared.is_forked_child() {
+            return;
+        }
+        self.shared.all_links().iter().for_each(|link| link.close());
+        let ports = std::mem::take(&mut *self.shared.ports.write());
+        let until = Instant::now() + LINGER;
+        let is_sending = || self.shared.lingering.load(Ordering::Acquire) > 0 || ports.iter().any(|port| port.is_sending());
+        while is_sending() && Instant::now() < until {
+            ports.iter().for_each(|port| port.drain());
+            let closing = std::mem::take(&mut *self.shared.timed.lock());
+            let now = Instant::now();
+            let waits = closing.into_iter().filter(|link| link.linger(now).is_some());
+            self.shared.timed.lock().extend(waits);
+            std::thread::yield_now();
+        }
+        self.shared.timed.lock().clear();
+        self.shared.scheduled.lock().clear();
+        self.shared.watch.lock().clear();
+        ports.iter().for_each(|port| port.station.close());
+    }
+}

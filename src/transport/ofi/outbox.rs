@@ -1,0 +1,263 @@
+//! The sending side of a link: messages in sequence, within the peer's credit, and payloads that wait for the peer.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::Instant;
+
+use super::limits::{CREDITS, MAX_UNSENT, MESSAGE};
+use super::port::Port;
+use super::sys::PeerAddress;
+use super::wire::{self, HEADER, OfiContent, OfiHeader};
+use crate::memory::Slice;
+
+/// A frame and its payload, partly sent.
+pub(super) struct OfiSend {
+    pub bytes: Vec<u8>,
+    at: usize,
+    payload: Option<Slice>,
+    /// How much of the payload is sent.
+    payload_at: usize,
+}
+
+impl OfiSend {
+    pub(super) fn new(bytes: Vec<u8>, payload: Option<Slice>) -> OfiSend {
+        OfiSend { bytes, at: 0, payload, payload_at: 0 }
+    }
+}
+
+/// How far a frame has come.
+pub(super) enum FrameProgress {
+    All,
+    /// The payload waits until the peer is ready for it.
+    PayloadAnnounced,
+    /// There is no credit for the rest.
+    Partly,
+}
+
+/// A payload that the peer has been told of.
+pub(super) struct AnnouncedPayload {
+    pub number: u64,
+    pub memory: Slice,
+    pub covered: bool,
+}
+
+pub(super) struct OfiOutbox {
+    peer: PeerAddress,
+    /// The peer's number of the link; 0 until it is known.
+    to: u64,
+    /// Of the next message.
+    sequence: u32,
+    /// Messages that took a credit, and how many of them the peer has handled; the most that may be under way.
+    sent: u32,
+    peer_handled: u32,
+    most: u32,
+    /// Longest message that the peer accepts.
+    longest: usize,
+    /// The peer's messages that took a credit: handled, and reported as handled.
+    handled: u32,
+    reported: u32,
+    /// Messages that the provider had no room for. It has no connection yet, or the peer is dead.
+    unsent: VecDeque<Vec<u8>>,
+    blocked_since: Option<Instant>,
+    pub pending: Option<OfiSend>,
+    announced: Vec<AnnouncedPayload>,
+    next_payload: u64,
+    /// An empty buffer, for reuse.
+    scratch: Vec<u8>,
+}
+
+fn broken(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+impl OfiOutbox {
+    pub(super) fn new(peer: PeerAddress) -> OfiOutbox {
+        OfiOutbox {
+            peer,
+            to: 0,
+            sequence: 0,
+            sent: 0,
+            peer_handled: 0,
+            most: 0,
+            longest: MESSAGE,
+            handled: 0,
+            reported: 0,
+            unsent: VecDeque::new(),
+            blocked_since: None,
+            pending: None,
+            announced: Vec::new(),
+            next_payload: 0,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// The peer's parameters have arrived.
+    pub(super) fn open(&mut self, to: u64, credits: u16, longest: u32) {
+        self.to = to;
+        self.most = u32::from(credits).min(CREDITS);
+        self.longest = MESSAGE.min(longest as usize);
+    }
+
+    /// The link has ended: nothing is sent any more.
+    pub(super) fn clear(&mut self) {
+        self.pending = None;
+        self.unsent.clear();
+        self.announced.clear();
+    }
+
+    /// Takes what the peer reports with a message. An error when it breaks a rule.
+    pub(super) fn take_handled(&mut self, handled: u32) -> io::Result<()> {
+        if handled.wrapping_sub(self.peer_handled) > self.sent.wrapping_sub(self.peer_handled) {
+            return Err(broken("it reports handling more messages than it was sent"));
+        }
+        self.peer_handled = handled;
+        Ok(())
+    }
+
+    /// A message that takes a credit has arrived. An error when the peer had none.
+    pub(super) fn check_credit(&self) -> io::Result<()> {
+        let under_way = self.handled.wrapping_sub(self.reported);
+        if under_way >= CREDITS { Err(broken("it sends more messages than it has credits for")) } else { Ok(()) }
+    }
+
+    /// A message that takes a credit has been handled. Reports that by a message of its own when it is due, and no other message
+    /// took it along.
+    pub(super) fn count_handled(&mut self, port: &Port) -> io::Result<()> {
+        self.handled = self.handled.wrapping_add(1);
+        if self.handled.wrapping_sub(self.reported) >= CREDITS / 2 {
+            return self.send(port, &OfiContent::Credit);
+        }
+        Ok(())
+    }
+
+    fn may_send(&self) -> bool {
+        self.sent.wrapping_sub(self.peer_handled) < self.most
+    }
+
+    /// True when nothing waits for room at the provider.
+    pub(super) fn flush(&mut self, port: &Port) -> io::Result<bool> {
+        while let Some(message) = self.unsent.pop_front() {
+            if let Some(message) = port.send(self.peer, message)? {
+                self.unsent.push_front(message);
+                self.blocked_since.get_or_insert_with(Instant::now);
+                return Ok(false);
+            }
+        }
+        self.blocked_since = None;
+        Ok(true)
+    }
+
+    /// Since when messages wait for room at the provider.
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
+        self.blocked_since.filter(|_| !self.unsent.is_empty())
+    }
+
+    /// Sends a message, or keeps it until the provider has room. An error when the peer causes more of them than it reads.
+    pub(super) fn send(&mut self, port: &Port, content: &OfiContent<'_>) -> io::Result<()> {
+        let header = OfiHeader { sequence: self.sequence, to: self.to, handled: self.handled };
+        self.sequence = self.sequence.wrapping_add(1);
+        self.reported = self.handled;
+        if content.is_credited() {
+            self.sent = self.sent.wrapping_add(1);
+        }
+        self.post(port, header, content)
+    }
+
+    /// As `send`, for the messages that open a link, which have no number in its sequence.
+    pub(super) fn send_hello(&mut self, port: &Port, content: &OfiContent<'_>) -> io::Result<()> {
+        // An earlier one that has not left yet will do.
+        if !self.unsent.is_empty() {
+            return self.flush(port).map(drop);
+        }
+        let to = if matches!(content, OfiContent::Hello(_)) { 0 } else { self.to };
+        self.post(port, OfiHeader { sequence: 0, to, handled: 0 }, content)
+    }
+
+    fn post(&mut self, port: &Port, header: OfiHeader, content: &OfiContent<'_>) -> io::Result<()> {
+        let mut message = std::mem::take(&mut self.scratch);
+        message.clear();
+        wire::encode(header, content, &mut message);
+        if self.unsent.is_empty() {
+            // The last message has a completion: the endpoint may be closed behind it.
+            if message.len() <= port.inject() && *content != OfiContent::Bye {
+                if port.inject_message(self.peer, &message)? {
+                    self.scratch = message;
+                    return Ok(());
+                }
+            } else {
+                match port.send(self.peer, message)? {
+                    None => return Ok(()),
+                    Some(busy) => message = busy,
+                }
+            }
+            self.blocked_since.get_or_insert_with(Instant::now);
+        }
+        self.unsent.push_back(message);
+        if self.unsent.len() > MAX_UNSENT { Err(broken("it causes messages and does not read them")) } else { Ok(()) }
+    }
+
+    /// Sends what there is credit for. `name`: the address of the link's bulk endpoint, for payloads that need it.
+    pub(super) fn write(
+        &mut self,
+        port: &Port,
+        sending: &mut OfiSend,
+        covered: bool,
+        name: impl FnOnce() -> io::Result<Vec<u8>>,
+    ) -> io::Result<FrameProgress> {
+        let room = self.longest - HEADER;
+        while sending.at < sending.bytes.len() {
+            if !self.may_send() {
+                return Ok(FrameProgress::Partly);
+            }
+            let end = sending.bytes.len().min(sending.at + room);
+            self.send(port, &OfiContent::Bytes(&sending.bytes[sending.at..end]))?;
+            sending.at = end;
+        }
+        let Some(payload) = &sending.payload else { return Ok(FrameProgress::All) };
+        if payload.len > port.longest_in_messages() {
+            if !self.may_send() {
+                return Ok(FrameProgress::Partly);
+            }
+            let name = name()?;
+            let (number, len) = (self.next_payload, payload.len as u32);
+            self.next_payload += 1;
+            self.announced.push(AnnouncedPayload { number, memory: payload.clone(), covered });
+            sending.payload = None;
+            self.send(port, &OfiContent::Announce { number, len, covered, name: &name })?;
+            return Ok(FrameProgress::PayloadAnnounced);
+        }
+        let mut bytes = vec![0; (room - 4).min(payload.len)];
+        loop {
+            if !self.may_send() {
+                return Ok(FrameProgress::Partly);
+            }
+            let len = bytes.len().min(payload.len - sending.payload_at);
+            let bytes = &mut bytes[..len];
+            if !payload.part(sending.payload_at, len).is_some_and(|part| part.read(bytes)) {
+                self.send(port, &OfiContent::SourceGone)?;
+                break;
+            }
+            self.send(port, &OfiContent::Payload { bytes, sum: covered.then(|| crc32c::crc32c(bytes)) })?;
+            sending.payload_at += len;
+            if sending.payload_at == payload.len {
+                break;
+            }
+        }
+        sending.payload = None;
+        Ok(FrameProgress::All)
+    }
+
+    /// Forgets a payload that the peer does not want; false if it is not announced any more.
+    pub(super) fn forget_announced(&mut self, number: u64) -> bool {
+        let before = self.announced.len();
+        self.announced.retain(|payload| payload.number != number);
+        self.announced.len() < before
+    }
+
+    /// Takes the payload that the peer is ready for. An error when there is none of this number.
+    pub(super) fn take_announced(&mut self, number: u64) -> io::Result<AnnouncedPayload> {
+        let found = self.announced.iter().position(|payload| payload.number == number);
+        let found = found.ok_or_else(|| broken("it asks for a payload that it was not told of"))?;
+        Ok(self.announced.swap_remove(found))
+    }
+}

@@ -1,0 +1,254 @@
+//! An endpoint for messages, at one address of this host, with its posted receives; links share it.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::limits::{CREDITS, LINGER, MESSAGE, NAP, SHORT_NAP, STRANGERS, UNCREDITED};
+use super::provider;
+use super::station::Station;
+use super::sys::{Label, PeerAddress, Posted, SocketName};
+use crate::fork::CreatorProcess;
+use crate::sync::Mutex;
+
+/// The tag of messages. Payloads have other ones.
+const MESSAGE_TAG: u64 = 0;
+/// Buffers that are kept for reuse.
+const KEPT: usize = 64;
+/// Receives for the messages of one link.
+const PER_LINK: usize = CREDITS as usize + UNCREDITED;
+
+pub(super) struct Port {
+    pub station: Station,
+    /// Links are accepted.
+    pub listens: AtomicBool,
+    /// The port at which diallers may watch this engine; 0 for none.
+    pub watch: u16,
+    /// Receives that are posted, and those that there should be.
+    posted: AtomicUsize,
+    wanted: AtomicUsize,
+    /// Sends that have not completed.
+    sending: AtomicUsize,
+    spare: Mutex<Vec<Vec<u8>>>,
+    /// Addresses of peers, and how many use them.
+    peers: Mutex<HashMap<SocketName, (PeerAddress, usize)>>,
+    process: CreatorProcess,
+}
+
+/// The address of a peer's endpoint, in use.
+pub(super) struct PeerName {
+    port: Weak<Port>,
+    name: SocketName,
+    socket: SocketAddr,
+    address: PeerAddress,
+}
+
+/// The address of an endpoint that a peer names. An error when it is not that of another endpoint which `own` can reach.
+pub(super) fn checked_name(name: &[u8], own: SocketAddr) -> io::Result<(SocketName, SocketAddr)> {
+    let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("it names an address that {what}"));
+    let name = SocketName::from_bytes(name).ok_or_else(|| invalid("is no socket address"))?;
+    let socket = name.socket().ok_or_else(|| invalid("is no socket address"))?;
+    if socket.ip().is_unspecified() || socket.ip().is_multicast() || socket.port() == 0 {
+        return Err(invalid("can't be reached"));
+    }
+    if socket.is_ipv4() != own.is_ipv4() {
+        return Err(invalid("is of another kind"));
+    }
+    Ok((name, socket))
+}
+
+impl PeerName {
+    pub(super) fn of_socket(port: &Arc<Port>, socket: SocketAddr) -> io::Result<PeerName> {
+        PeerName::insert(port, SocketName::of(socket).bytes())
+    }
+
+    /// An error when the bytes are not the address of another endpoint.
+    pub(super) fn insert(port: &Arc<Port>, name: &[u8]) -> io::Result<PeerName> {
+        let (name, socket) = checked_name(name, port.station.socket)?;
+        let mut peers = port.peers.lock();
+        let entry = match peers.get_mut(&name) {
+            Some(entry) => entry,
+            None => {
+                let address = port.station.av.insert(&name)?;
+                peers.entry(name.clone()).or_insert((address, 0))
+            }
+        };
+        entry.1 += 1;
+        Ok(PeerName { port: Arc::downgrade(port), name, socket, address: entry.0 })
+    }
+
+    pub(super) fn address(&self) -> PeerAddress {
+        self.address
+    }
+
+    pub(super) fn socket(&self) -> SocketAddr {
+        self.socket
+    }
+}
+
+impl Drop for PeerName {
+    fn drop(&mut self) {
+        let Some(port) = self.port.upgrade().filter(|port| !port.process.is_forked_child()) else { return };
+        let mut peers = port.peers.lock();
+        if let Some(entry) = peers.get_mut(&self.name) {
+            entry.1 -= 1;
+            if entry.1 == 0 {
+                peers.remove(&self.name);
+                port.station.av.remove(self.address);
+            }
+        }
+    }
+}
+
+impl Port {
+    pub(super) fn open(station: Station, listens: bool, watch: u16) -> io::Result<Arc<Port>> {
+        let port = Arc::new(Port {
+            station,
+            listens: AtomicBool::new(listens),
+            watch,
+            posted: AtomicUsize::new(0),
+            wanted: AtomicUsize::new(STRANGERS),
+            sending: AtomicUsize::new(0),
+            spare: Mutex::default(),
+            peers: Mutex::default(),
+            process: CreatorProcess::this(),
+        });
+        port.post_receives()?;
+        Ok(port)
+    }
+
+    pub(super) fn inject(&self) -> usize {
+        self.station.domain.info.inject
+    }
+
+    pub(super) fn name(&self) -> &SocketName {
+        self.station.endpoint.name()
+    }
+
+    /// Longest payload that is sent in messages.
+    pub(super) fn longest_in_messages(&self) -> usize {
+        provider::longest_in_messages(self.station.provider)
+    }
+
+    /// How long the driver may sleep, if there is no descriptor, or it may miss an event.
+    pub(super) fn nap(&self) -> Option<Duration> {
+        let (links, has_descriptor) = (self.wanted.load(Ordering::Relaxed) > STRANGERS, self.station.has_descriptor());
+        if has_descriptor && !provider::may_miss_events(self.station.provider) || !self.is_in_use() {
+            return None;
+        }
+        Some(if links && !has_descriptor { SHORT_NAP } else { NAP })
+    }
+
+    /// Posts the receives for the messages of one more link.
+    pub(super) fn admit_link(&self) -> io::Result<()> {
+        // The provider may have no room for all of them: then messages wait, and it is tried again with each that is handled.
+        self.wanted.fetch_add(PER_LINK, Ordering::AcqRel);
+        self.post_receives()
+    }
+
+    /// A link has ended: its receives are not posted again.
+    pub(super) fn release_link(&self) {
+        self.wanted.fetch_sub(PER_LINK, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_in_use(&self) -> bool {
+        self.listens.load(Ordering::Relaxed) || self.wanted.load(Ordering::Relaxed) > STRANGERS
+    }
+
+    /// Sends a message that is no longer than `inject`; false when there is no room.
+    pub(super) fn inject_message(&self, to: PeerAddress, message: &[u8]) -> io::Result<bool> {
+        self.station.endpoint.inject(to, message, MESSAGE_TAG)
+    }
+
+    /// Sends a message; returns it when there is no room.
+    pub(super) fn send(&self, to: PeerAddress, message: Vec<u8>) -> io::Result<Option<Vec<u8>>> {
+        // Counted first: it may complete before this returns.
+        self.sending.fetch_add(1, Ordering::AcqRel);
+        let posted = self.station.endpoint.send(to, message, MESSAGE_TAG, Label::Message);
+        match posted {
+            Ok(Posted::Begun) => Ok(None),
+            Ok(Posted::Busy(message)) => {
+                self.sending.fetch_sub(1, Ordering::AcqRel);
+                Ok(Some(message))
+            }
+            Ok(_) => Err(io::ErrorKind::Other.into()),
+            Err(error) => {
+                self.sending.fetch_sub(1, Ordering::AcqRel);
+                Err(error)
+            }
+        }
+    }
+
+    /// True while messages are being sent.
+    pub(super) fn is_sending(&self) -> bool {
+        self.sending.load(Ordering::Acquire) > 0
+    }
+
+    fn post_receives(&self) -> io::Result<()> {
+        while self.posted.load(Ordering::Relaxed) < self.wanted.load(Ordering::Relaxed) {
+            let buffer = self.spare.lock().pop().unwrap_or_else(|| vec![0; MESSAGE]);
+            if !self.post_receive(buffer)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn post_receive(&self, buffer: Vec<u8>) -> io::Result<bool> {
+        match self.station.endpoint.receive(buffer, MESSAGE_TAG, Label::Message)? {
+            Posted::Begun => {
+                self.posted.fetch_add(1, Ordering::Relaxed);
+                Ok(true)
+            }
+            Posted::Busy(buffer) => {
+                let mut spare = self.spare.lock();
+                if spare.len() < KEPT {
+                    spare.push(buffer);
+                }
+                Ok(false)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// A message was sent, or not.
+    pub(super) fn message_sent(&self) {
+        self.sending.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A message was received, and handled: its buffer receives another one.
+    pub(super) fn message_received(&self, buffer: Vec<u8>) {
+        self.posted.fetch_sub(1, Ordering::AcqRel);
+        if self.posted.load(Ordering::Relaxed) < self.wanted.load(Ordering::Relaxed)
+            && let Err(error) = self.post_receive(buffer).and_then(|_| self.post_receives())
+            && error.kind() != io::ErrorKind::NotConnected
+        {
+            self.station.log_failure(&error);
+        }
+    }
+
+    /// The receive of a message has ended with its endpoint.
+    pub(super) fn receive_canceled(&self) {
+        self.posted.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Closes the port once its messages are sent, within a bound. No completions are reported any more.
+    pub(super) fn finish(&self) {
+        let until = Instant::now() + LINGER;
+        while self.is_sending() && Instant::now() < until {
+            self.drain();
+            std::thread::yield_now();
+        }
+        self.station.close();
+    }
+
+    /// Handles completions where nothing is reported any more.
+    pub(super) fn drain(&self) {
+        let completions = self.station.take_completions().unwrap_or_default();
+        let sent = completions.iter().filter(|done| done.is_send && done.label == Label::Message).count();
+        self.sending.fetch_sub(sent, Ordering::AcqRel);
+    }
+}

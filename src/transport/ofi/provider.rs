@@ -1,0 +1,82 @@
+//! The providers of libfabric: their names, and what calomel knows about them.
+
+use std::ffi::CStr;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+
+use super::limits::MESSAGE;
+use super::sys::Info;
+use super::wire::HEADER;
+use crate::address::OfiProvider;
+
+/// The provider's name in libfabric.
+fn library_name(provider: OfiProvider) -> &'static CStr {
+    match provider {
+        OfiProvider::Tcp => c"tcp",
+        OfiProvider::TcpRxm => c"tcp;ofi_rxm",
+        OfiProvider::Verbs => c"verbs;ofi_rxm",
+        OfiProvider::Cxi => c"cxi",
+        OfiProvider::Opx => c"opx",
+        OfiProvider::Efa => c"efa",
+    }
+}
+
+/// Whether payloads are copied through calomel's own buffers: where the provider may register memory with a device, to which
+/// peers may then have access that outlasts the payload.
+pub(super) fn copies_payloads(provider: OfiProvider) -> bool {
+    !matches!(provider, OfiProvider::Tcp | OfiProvider::TcpRxm)
+}
+
+/// Longest payload that is sent in messages. The messages utility cuts what is longer than 16 KiB, and no longer than 128 KiB,
+/// into segments; up to version 2.1 it crashes where an endpoint is closed that has received some of them.
+pub(super) fn longest_in_messages(provider: OfiProvider) -> usize {
+    match provider {
+        OfiProvider::TcpRxm | OfiProvider::Verbs => 160 << 10,
+        _ => MESSAGE - HEADER - 4,
+    }
+}
+
+/// Whether its descriptor is waited for. That of the messages utility over sockets is an epoll instance within another one, within
+/// another: with those of the engine and of a program's event loop these are more levels than the kernel allows.
+pub(super) fn has_descriptor(provider: OfiProvider) -> bool {
+    provider != OfiProvider::TcpRxm
+}
+
+/// Whether its descriptor may miss an event. That of the messages utility reports no connections.
+pub(super) fn may_miss_events(provider: OfiProvider) -> bool {
+    matches!(provider, OfiProvider::Verbs | OfiProvider::Cxi)
+}
+
+/// An error says why the provider can't be used on this machine. It is found out once.
+pub(super) fn available(provider: OfiProvider) -> Result<(), String> {
+    static FOUND: [OnceLock<Result<(), String>>; OfiProvider::ALL.len()] = [const { OnceLock::new() }; OfiProvider::ALL.len()];
+    let index = OfiProvider::ALL.iter().position(|other| *other == provider).unwrap_or_default();
+    FOUND[index].get_or_init(|| check(provider)).clone()
+}
+
+fn check(provider: OfiProvider) -> Result<(), String> {
+    let name = library_name(provider);
+    let info = Info::of(name, None).map_err(|error| error.to_string())?;
+    let version = Info::library_version().unwrap_or_default();
+    match info {
+        Some(info) if info.has_socket_addresses => Ok(()),
+        Some(_) => Err(format!(
+            "the provider {name:?} of libfabric {version} has no socket addresses, which calomel does not support yet"
+        )),
+        None => Err(format!(
+            "libfabric {version} has no provider {name:?} with reliable datagrams, tags and ordered messages on this machine; \
+             it has: {}",
+            Info::providers().join(", ")
+        )),
+    }
+}
+
+/// What the provider offers at an address of this host.
+pub(super) fn at(provider: OfiProvider, socket: SocketAddr) -> io::Result<Info> {
+    let missing = || {
+        let what = format!("the provider {:?} has no device at {}", library_name(provider), socket.ip());
+        io::Error::new(io::ErrorKind::AddrNotAvailable, what)
+    };
+    Info::of(library_name(provider), Some(socket))?.ok_or_else(missing)
+}

@@ -1,0 +1,281 @@
+//! A reliable datagram endpoint, with its posted receives and sends.
+
+use std::ffi::c_void;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Weak};
+
+use smallvec::SmallVec;
+
+use super::av::{Av, PeerAddress};
+use super::cq::Cq;
+use super::domain::Domain;
+use super::fabric::close;
+use super::info::SocketName;
+use super::lending::{LoanHost, MemoryLoan};
+use super::operation::{Label, OperationMemory};
+use super::raw::{FI_ADDR_UNSPEC, FI_ENABLE, FI_RECV, FI_SEND, FiAddr, Fid, FidDomain, FidEp, TaggedOps};
+use super::{check, failed, must};
+use crate::fork::CreatorProcess;
+use crate::memory::{IoVec, Slice};
+use crate::sync::{Mutex, RwLock};
+
+/// Longest address of any provider.
+const MAX_NAME: usize = 64;
+
+pub(in super::super) struct Endpoint {
+    /// `None` once it is closed. Held shared for one call that does not block.
+    raw: RwLock<Option<NonNull<FidEp>>>,
+    /// Loans that may not have ended.
+    lent: Mutex<Vec<Arc<MemoryLoan>>>,
+    /// Most segments of memory of one operation.
+    segments: usize,
+    name: SocketName,
+    // Closed after the endpoint.
+    _av: Arc<Av>,
+    cq: Arc<Cq>,
+    _domain: Arc<Domain>,
+    process: CreatorProcess,
+}
+
+// SAFETY: the functions of libfabric may be called by any thread (FI_THREAD_SAFE).
+unsafe impl Send for Endpoint {}
+// SAFETY: as above.
+unsafe impl Sync for Endpoint {}
+
+/// The outcome of a post.
+pub(in super::super) enum Posted<B> {
+    /// A completion follows.
+    Begun,
+    /// There is no room now, or no connection yet; returns what was passed.
+    Busy(B),
+    /// The memory is not there any more.
+    Gone,
+    /// The memory has more segments than the provider takes.
+    Fragmented,
+}
+
+impl Endpoint {
+    /// Opens an endpoint at the address of the domain, and enables it.
+    pub fn open(domain: &Arc<Domain>, av: &Arc<Av>, cq: &Arc<Cq>) -> io::Result<Endpoint> {
+        // SAFETY: the domain is open, and its table has this function in all versions.
+        let open = unsafe { FidDomain::ops(domain.as_ptr()) }.endpoint;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the entry is that of the domain.
+        let returned = unsafe { open(domain.as_ptr(), domain.info.as_ptr(), &raw mut raw, ptr::null_mut()) };
+        check("fi_endpoint", returned)?;
+        let raw = NonNull::new(raw).ok_or(io::ErrorKind::Other)?;
+        let mut endpoint = Endpoint {
+            raw: RwLock::new(Some(raw)),
+            lent: Mutex::default(),
+            segments: domain.info.segments.max(1),
+            name: SocketName::of(([0, 0, 0, 0], 0).into()),
+            _av: av.clone(),
+            cq: cq.clone(),
+            _domain: domain.clone(),
+            process: CreatorProcess::this(),
+        };
+        let fid = raw.as_ptr().cast::<Fid>();
+        // SAFETY: the endpoint is open, and its table has this function in all versions.
+        let bind = unsafe { Fid::ops(fid) }.bind;
+        // SAFETY: the address vector is of the same domain, and is closed after the endpoint.
+        check("fi_ep_bind of an address vector", unsafe { bind(fid, av.as_ptr().cast(), 0) })?;
+        // SAFETY: the same holds for the completion queue.
+        check("fi_ep_bind of a completion queue", unsafe { bind(fid, cq.as_ptr().cast(), FI_SEND | FI_RECV) })?;
+        // SAFETY: the endpoint is open, and its table has this function in all versions.
+        let control = unsafe { Fid::ops(fid) }.control;
+        // SAFETY: the command takes nothing.
+        check("fi_enable", unsafe { control(fid, FI_ENABLE, ptr::null_mut()) })?;
+        endpoint.name = Endpoint::name_of(raw)?;
+        Ok(endpoint)
+    }
+
+    fn name_of(raw: NonNull<FidEp>) -> io::Result<SocketName> {
+        let mut bytes = [0u8; MAX_NAME];
+        let mut len = MAX_NAME;
+        // SAFETY: the endpoint is open, and an enabled one has this table.
+        let name = unsafe { FidEp::cm(raw.as_ptr()) }.getname;
+        // SAFETY: there is room for `len` bytes.
+        check("fi_getname", unsafe { name(raw.as_ptr().cast(), bytes.as_mut_ptr().cast(), &raw mut len) })?;
+        let name = bytes.get(..len).and_then(SocketName::from_bytes);
+        name.ok_or_else(|| io::Error::other("the provider's address is not a socket address"))
+    }
+
+    /// Its address.
+    pub fn name(&self) -> &SocketName {
+        &self.name
+    }
+
+    /// The functions for tagged messages.
+    fn tagged(raw: NonNull<FidEp>) -> &'static TaggedOps {
+        // SAFETY: the endpoint is open, and has this table, since it was opened with FI_TAGGED. The table is a constant of the
+        // provider.
+        unsafe { FidEp::tagged(raw.as_ptr()) }
+    }
+
+    /// Posts a receive for messages with this tag, of any peer.
+    pub fn receive(&self, buffer: Vec<u8>, tag: u64, label: Label) -> io::Result<Posted<Vec<u8>>> {
+        self.receive_of(FI_ADDR_UNSPEC, buffer, tag, label)
+    }
+
+    /// As `receive`, for messages of one peer.
+    pub fn receive_from(&self, from: PeerAddress, buffer: Vec<u8>, tag: u64, label: Label) -> io::Result<Posted<Vec<u8>>> {
+        self.receive_of(from.0, buffer, tag, label)
+    }
+
+    fn receive_of(&self, from: FiAddr, buffer: Vec<u8>, tag: u64, label: Label) -> io::Result<Posted<Vec<u8>>> {
+        self.post_owned(buffer, label, false, |raw, (address, len), context| {
+            let function = Endpoint::tagged(raw).recv;
+            // SAFETY: the buffer is the operation's own, and stays until it has completed.
+            unsafe { function(raw.as_ptr(), address.cast(), len, ptr::null_mut(), from, tag, 0, context) }
+        })
+    }
+
+    /// Sends a message.
+    pub fn send(&self, to: PeerAddress, buffer: Vec<u8>, tag: u64, label: Label) -> io::Result<Posted<Vec<u8>>> {
+        self.post_owned(buffer, label, true, |raw, (address, len), context| {
+            let function = Endpoint::tagged(raw).send;
+            // SAFETY: the buffer is the operation's own, and stays until it has completed.
+            unsafe { function(raw.as_ptr(), address.cast(), len, ptr::null_mut(), to.0, tag, context) }
+        })
+    }
+
+    /// Sends a message that is no longer than `Info::inject`; there is no completion. False when there is no room now.
+    pub fn inject(&self, to: PeerAddress, message: &[u8], tag: u64) -> io::Result<bool> {
+        let slot = self.raw.read();
+        let Some(raw) = *slot else { return Err(closed()) };
+        let function = Endpoint::tagged(raw).inject;
+        // SAFETY: the provider copies the message before it returns.
+        let returned = unsafe { function(raw.as_ptr(), message.as_ptr().cast(), message.len(), to.0, tag) };
+        match returned {
+            0 => Ok(true),
+            busy if busy == -(libc::EAGAIN as isize) => Ok(false),
+            error => Err(failed("fi_tinject", -error as i32)),
+        }
+    }
+
+    /// Sends users' memory, which is lent until the operation has completed.
+    pub fn send_lent(
+        &self,
+        to: PeerAddress,
+        memory: &Slice,
+        tag: u64,
+        label: Label,
+        host: Weak<dyn LoanHost>,
+    ) -> io::Result<Posted<()>> {
+        self.post_lent(memory, label, true, host, |raw, pieces, context| {
+            let function = Endpoint::tagged(raw).sendv;
+            // SAFETY: the pieces are memory that is lent until the operation has completed, or the endpoint is closed.
+            unsafe { function(raw.as_ptr(), pieces.as_ptr(), ptr::null_mut(), pieces.len(), to.0, tag, context) }
+        })
+    }
+
+    /// Posts a receive into users' memory, which is lent until the operation has completed.
+    pub fn receive_lent(
+        &self,
+        from: PeerAddress,
+        memory: &Slice,
+        tag: u64,
+        label: Label,
+        host: Weak<dyn LoanHost>,
+    ) -> io::Result<Posted<()>> {
+        self.post_lent(memory, label, false, host, |raw, pieces, context| {
+            let function = Endpoint::tagged(raw).recvv;
+            // SAFETY: the pieces are memory that is lent until the operation has completed, or the endpoint is closed; where it
+            // is received into, it may be written.
+            unsafe { function(raw.as_ptr(), pieces.as_ptr(), ptr::null_mut(), pieces.len(), from.0, tag, 0, context) }
+        })
+    }
+
+    fn post_owned(
+        &self,
+        mut buffer: Vec<u8>,
+        label: Label,
+        is_send: bool,
+        post: impl FnOnce(NonNull<FidEp>, (*mut u8, usize), *mut c_void) -> isize,
+    ) -> io::Result<Posted<Vec<u8>>> {
+        let slot = self.raw.read();
+        let Some(raw) = *slot else { return Err(closed()) };
+        // Moving the vector into the operation does not move its bytes.
+        let bytes = (buffer.as_mut_ptr(), buffer.len());
+        let operation = self.cq.operations.begin(label, is_send, OperationMemory::Owned(buffer));
+        let returned = post(raw, bytes, operation.as_ptr().cast());
+        if returned == 0 {
+            return Ok(Posted::Begun);
+        }
+        // SAFETY: the provider has refused it.
+        let memory = unsafe { self.cq.operations.take_back(operation) };
+        match (memory, returned) {
+            (Some(OperationMemory::Owned(buffer)), busy) if busy == -(libc::EAGAIN as isize) => Ok(Posted::Busy(buffer)),
+            _ => Err(failed("a message can't be posted", -returned as i32)),
+        }
+    }
+
+    fn post_lent(
+        &self,
+        memory: &Slice,
+        label: Label,
+        is_send: bool,
+        host: Weak<dyn LoanHost>,
+        post: impl FnOnce(NonNull<FidEp>, &[IoVec], *mut c_void) -> isize,
+    ) -> io::Result<Posted<()>> {
+        let slot = self.raw.read();
+        let Some(raw) = *slot else { return Err(closed()) };
+        // While this is held the memory can't be reclaimed; who reclaims it later finds the loan.
+        let Some(access) = memory.read_access() else { return Ok(Posted::Gone) };
+        let mut pieces = SmallVec::<[IoVec; 8]>::new();
+        if access.pieces(0, self.segments, &mut pieces) < memory.len {
+            return Ok(Posted::Fragmented);
+        }
+        let loan = MemoryLoan::new(memory, host);
+        access.lend(loan.clone());
+        {
+            let mut lent = self.lent.lock();
+            lent.retain(|other| !other.has_ended());
+            lent.push(loan.clone());
+        }
+        let operation = self.cq.operations.begin(label, is_send, OperationMemory::Lent(loan));
+        let returned = post(raw, &pieces, operation.as_ptr().cast());
+        if returned == 0 {
+            return Ok(Posted::Begun);
+        }
+        // SAFETY: the provider has refused it.
+        if let Some(OperationMemory::Lent(loan)) = unsafe { self.cq.operations.take_back(operation) } {
+            loan.end();
+        }
+        if returned == -(libc::EAGAIN as isize) {
+            return Ok(Posted::Busy(()));
+        }
+        Err(failed("a payload can't be posted", -returned as i32))
+    }
+
+    /// True while memory is lent that is wanted back.
+    pub fn withholds_memory(&self) -> bool {
+        self.lent.lock().iter().any(|loan| loan.is_withheld())
+    }
+
+    /// Closes the endpoint: ends all its operations, and with them the loans.
+    pub fn close(&self) {
+        if self.process.is_forked_child() {
+            return;
+        }
+        let mut slot = self.raw.write();
+        if let Some(raw) = slot.take() {
+            // SAFETY: it is open, and no thread is in a call of it, since this one has it exclusively.
+            let closed = unsafe { close("fi_close of an endpoint", raw.as_ptr().cast()) };
+            must(closed);
+        }
+        // The provider accesses no memory of a closed endpoint.
+        self.lent.lock().drain(..).for_each(|loan| loan.end());
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn closed() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "the endpoint is closed")
+}

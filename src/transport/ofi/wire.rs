@@ -1,0 +1,331 @@
+//! The format of messages. Numbers are little-endian.
+//!
+//! ```text
+//!  0     1        4          8            16         20       24
+//!  kind  nothing  sequence   receiver's   handled    nothing  content
+//!                 number     link
+//! ```
+//!
+//! A link numbers its messages in sequence: the provider may lose messages without a word, and a gap ends the link. `handled`
+//! is how many of the receiver's messages the sender has handled since the link began, of those that take credit.
+
+use std::io;
+
+use crate::text::clipped;
+
+pub(super) const HEADER: usize = 24;
+
+const MAGIC: [u8; 8] = *b"calomofi";
+/// Longest reason of a refusal, in bytes.
+const REASON: usize = 200;
+
+/// What each message begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OfiHeader {
+    pub sequence: u32,
+    /// Identifies the link at its receiver, who has chosen this number at random. 0 in a hello.
+    pub to: u64,
+    pub handled: u32,
+}
+
+/// The parameters of a link's end. Its layout is the same in every version; bytes behind the address are for later ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OfiHello<'a> {
+    /// Lowest and highest protocol version that the engine supports.
+    pub versions: (u16, u16),
+    /// Longest message that it accepts.
+    pub message: u32,
+    /// Messages for which it has room.
+    pub credits: u16,
+    pub incarnation: u64,
+    /// The sender's number of the link.
+    pub link: u64,
+    /// Of the side that accepts: the TCP port at which the dialler may watch it; 0 for none.
+    pub watch: u16,
+    /// The address of the sender's endpoint, since providers don't tell it.
+    pub name: &'a [u8],
+}
+
+impl OfiHello<'_> {
+    /// True when both support a common version.
+    pub(super) fn suits(&self, spoken: (u16, u16)) -> bool {
+        self.versions.0 <= spoken.1 && self.versions.1 >= spoken.0
+    }
+}
+
+/// Content of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OfiContent<'a> {
+    /// A peer dials.
+    Hello(OfiHello<'a>),
+    /// The answer to it.
+    Accept(OfiHello<'a>),
+    /// The other answer: the versions that the sender supports, and the reason.
+    Refuse { versions: (u16, u16), reason: &'a [u8] },
+    /// Part of the byte stream.
+    Bytes(&'a [u8]),
+    /// Part of the payload that the byte stream has announced, with its checksum if it has one.
+    Payload { bytes: &'a [u8], sum: Option<u32> },
+    /// There is no payload, or no more of it: its memory has been reclaimed.
+    SourceGone,
+    /// The payload that the byte stream has announced goes from this bulk endpoint to the receiver's, once that is ready.
+    Announce { number: u64, len: u32, covered: bool, name: &'a [u8] },
+    /// Credit, and nothing else.
+    Credit,
+    /// A receive is posted for the payload of this number, at this bulk endpoint, with this tag.
+    Ready { number: u64, tag: u64, name: &'a [u8] },
+    /// The payload of this number has arrived, or is not wanted.
+    Taken { number: u64 },
+    /// The last message.
+    Bye,
+}
+
+impl OfiContent<'_> {
+    /// True for messages that take a credit.
+    pub(super) fn is_credited(&self) -> bool {
+        use OfiContent::{Announce, Bytes, Payload, SourceGone};
+        matches!(self, Bytes(_) | Payload { .. } | SourceGone | Announce { .. })
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            OfiContent::Hello(_) => 1,
+            OfiContent::Accept(_) => 2,
+            OfiContent::Refuse { .. } => 3,
+            OfiContent::Bytes(_) => 4,
+            OfiContent::Payload { sum: None, .. } => 5,
+            OfiContent::Payload { sum: Some(_), .. } => 6,
+            OfiContent::SourceGone => 7,
+            OfiContent::Announce { covered: false, .. } => 8,
+            OfiContent::Announce { covered: true, .. } => 9,
+            OfiContent::Credit => 10,
+            OfiContent::Ready { .. } => 11,
+            OfiContent::Taken { .. } => 12,
+            OfiContent::Bye => 13,
+        }
+    }
+}
+
+/// Encodes a message: appends it.
+pub(super) fn encode(header: OfiHeader, content: &OfiContent<'_>, out: &mut Vec<u8>) {
+    let mut put = |bytes: &[u8]| out.extend_from_slice(bytes);
+    put(&[content.kind(), 0, 0, 0]);
+    put(&header.sequence.to_le_bytes());
+    put(&header.to.to_le_bytes());
+    put(&header.handled.to_le_bytes());
+    put(&[0; 4]);
+    match *content {
+        OfiContent::Hello(hello) | OfiContent::Accept(hello) => {
+            put(&MAGIC);
+            put(&hello.versions.0.to_le_bytes());
+            put(&hello.versions.1.to_le_bytes());
+            put(&hello.message.to_le_bytes());
+            put(&hello.credits.to_le_bytes());
+            put(&(hello.name.len() as u16).to_le_bytes());
+            put(&hello.incarnation.to_le_bytes());
+            put(&hello.link.to_le_bytes());
+            put(&hello.watch.to_le_bytes());
+            put(&[0; 2]);
+            put(hello.name);
+        }
+        OfiContent::Refuse { versions, reason } => {
+            put(&MAGIC);
+            put(&versions.0.to_le_bytes());
+            put(&versions.1.to_le_bytes());
+            put(reason);
+        }
+        OfiContent::Bytes(bytes) | OfiContent::Payload { bytes, sum: None } => put(bytes),
+        OfiContent::Payload { bytes, sum: Some(sum) } => {
+            put(&sum.to_le_bytes());
+            put(bytes);
+        }
+        OfiContent::SourceGone | OfiContent::Credit | OfiContent::Bye => {}
+        OfiContent::Announce { number, len, name, .. } => {
+            put(&number.to_le_bytes());
+            put(&len.to_le_bytes());
+            put(name);
+        }
+        OfiContent::Ready { number, tag, name } => {
+            put(&number.to_le_bytes());
+            put(&tag.to_le_bytes());
+            put(name);
+        }
+        OfiContent::Taken { number } => put(&number.to_le_bytes()),
+    }
+}
+
+/// The reason of a refusal, as it is sent.
+pub(super) fn reason(text: &str) -> &[u8] {
+    clipped(text, REASON).as_bytes()
+}
+
+/// Takes fields off the beginning of a message.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn end(self) -> Option<()> {
+        self.0.is_empty().then_some(())
+    }
+
+    fn hello(mut self) -> Option<OfiHello<'a>> {
+        (self.take::<8>()? == MAGIC).then_some(())?;
+        let versions = (self.u16()?, self.u16()?);
+        let (message, credits, name) = (self.u32()?, self.u16()?, usize::from(self.u16()?));
+        let (incarnation, link) = (self.u64()?, self.u64()?);
+        let (watch, _) = (self.u16()?, self.u16()?);
+        let name = self.0.get(..name)?;
+        let possible = versions.0 <= versions.1 && message as usize >= 256 && credits >= 2 && link != 0;
+        possible.then_some(OfiHello { versions, message, credits, incarnation, link, watch, name })
+    }
+}
+
+/// The number of the link that a message is for, though the rest of it may be malformed.
+pub(super) fn receiver(message: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(message.get(8..16)?.try_into().ok()?))
+}
+
+/// Decodes a message.
+pub(super) fn decode(message: &[u8]) -> io::Result<(OfiHeader, OfiContent<'_>)> {
+    parse(message).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it sent a malformed message"))
+}
+
+fn parse(message: &[u8]) -> Option<(OfiHeader, OfiContent<'_>)> {
+    let mut fields = Fields(message);
+    let [kind, ..] = fields.take::<4>()?;
+    let header = OfiHeader { sequence: fields.u32()?, to: fields.u64()?, handled: fields.u32()? };
+    fields.take::<4>()?;
+    let content = match kind {
+        1 => OfiContent::Hello(fields.hello()?),
+        2 => OfiContent::Accept(fields.hello()?),
+        3 => {
+            (fields.take::<8>()? == MAGIC).then_some(())?;
+            let versions = (fields.u16()?, fields.u16()?);
+            OfiContent::Refuse { versions, reason: fields.0.get(..REASON).unwrap_or(fields.0) }
+        }
+        4 => OfiContent::Bytes(fields.0),
+        5 => OfiContent::Payload { bytes: fields.0, sum: None },
+        6 => {
+            let sum = fields.u32()?;
+            OfiContent::Payload { bytes: fields.0, sum: Some(sum) }
+        }
+        7 => fields.end().map(|()| OfiContent::SourceGone)?,
+        8 | 9 => {
+            let (number, len) = (fields.u64()?, fields.u32()?);
+            OfiContent::Announce { number, len, covered: kind == 9, name: fields.0 }
+        }
+        10 => fields.end().map(|()| OfiContent::Credit)?,
+        11 => {
+            let (number, tag) = (fields.u64()?, fields.u64()?);
+            OfiContent::Ready { number, tag, name: fields.0 }
+        }
+        12 => {
+            let number = fields.u64()?;
+            fields.end().map(|()| OfiContent::Taken { number })?
+        }
+        13 => fields.end().map(|()| OfiContent::Bye)?,
+        _ => return None,
+    };
+    Some((header, content))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: OfiHello<'_> = OfiHello {
+        versions: (1, 1),
+        message: 4096,
+        credits: 16,
+        incarnation: 7 << 60,
+        link: 9 << 50,
+        watch: 77,
+        name: b"sixteen bytes...",
+    };
+
+    fn encoded(content: &OfiContent<'_>) -> Vec<u8> {
+        let mut out = Vec::new();
+        encode(OfiHeader { sequence: 3, to: 5, handled: 1 << 31 }, content, &mut out);
+        out
+    }
+
+    #[test]
+    fn messages_come_back_as_they_were() {
+        let contents = [
+            OfiContent::Hello(HERE),
+            OfiContent::Accept(HERE),
+            OfiContent::Refuse { versions: (2, 3), reason: b"no" },
+            OfiContent::Bytes(b"some"),
+            OfiContent::Payload { bytes: b"", sum: None },
+            OfiContent::Payload { bytes: b"some", sum: Some(0xfedc_ba98) },
+            OfiContent::SourceGone,
+            OfiContent::Announce { number: 1 << 40, len: u32::MAX, covered: true, name: b"name" },
+            OfiContent::Announce { number: 0, len: 1, covered: false, name: b"" },
+            OfiContent::Credit,
+            OfiContent::Ready { number: 7, tag: 1 << 47, name: b"name" },
+            OfiContent::Taken { number: 8 },
+            OfiContent::Bye,
+        ];
+        for content in contents {
+            let bytes = encoded(&content);
+            let (header, decoded) = decode(&bytes).unwrap();
+            assert_eq!((header.sequence, header.to, header.handled), (3, 5, 1 << 31));
+            assert_eq!(decoded, content);
+            for len in 0..HEADER {
+                assert!(decode(&bytes[..len]).is_err(), "{len} bytes of {content:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_that_do_not_fit_are_refused() {
+        for content in [OfiContent::SourceGone, OfiContent::Credit, OfiContent::Bye, OfiContent::Taken { number: 1 }] {
+            let mut bytes = encoded(&content);
+            bytes.push(0);
+            assert!(decode(&bytes).is_err(), "{content:?} with a byte too many");
+        }
+        for content in [OfiContent::Hello(HERE), OfiContent::Taken { number: 1 }] {
+            let bytes = encoded(&content);
+            assert!(decode(&bytes[..bytes.len() - 1]).is_err(), "{content:?} with a byte too few");
+        }
+        assert!(decode(&[14; 64]).is_err());
+    }
+
+    #[test]
+    fn impossible_hellos_are_refused() {
+        for hello in [
+            OfiHello { versions: (3, 2), ..HERE },
+            OfiHello { message: 8, ..HERE },
+            OfiHello { credits: 0, ..HERE },
+            OfiHello { link: 0, ..HERE },
+        ] {
+            assert!(decode(&encoded(&OfiContent::Hello(hello))).is_err(), "{hello:?}");
+        }
+        let mut foreign = encoded(&OfiContent::Hello(HERE));
+        foreign[HEADER] ^= 1;
+        assert!(decode(&foreign).is_err());
+        // Bytes of a later version are ignored.
+        let mut later = encoded(&OfiContent::Hello(HERE));
+        later.extend_from_slice(b"more");
+        assert_eq!(decode(&later).unwrap().1, OfiContent::Hello(HERE));
+        assert!(OfiHello { versions: (1, 5), ..HERE }.suits((5, 7)));
+        assert!(!OfiHello { versions: (1, 4), ..HERE }.suits((5, 7)));
+    }
+}
