@@ -3,6 +3,7 @@
 
 pub mod caller;
 pub mod cpu;
+pub mod fabric;
 pub mod guest;
 pub mod memory;
 pub mod plan;
