@@ -21,6 +21,8 @@ const PROVIDER: &str = "tcp";
 const SCHEME: &str = "ofi+tcp";
 /// Bytes of a message; calomel's empty call and answer are a little longer.
 const MESSAGE: usize = 64;
+/// The minimum number of exchanges of `fi_pingpong`.
+const FEWEST: usize = 20_000;
 const TRANSFERS: [Transfers; 4] = [
     Transfers { size: 4 << 10, count: 4000, window: 64, goal: None },
     Transfers { size: 64 << 10, count: 1000, window: 16, goal: Some(0.95) },
@@ -81,7 +83,8 @@ impl Raw {
 
 impl Tools for Raw {
     fn round_trips(&self, count: usize) -> Outcome<Vec<f64>> {
-        let (port, size, count) = (fabric::free_port()?, MESSAGE.to_string(), count.to_string());
+        // It counts the time that its connection takes, too.
+        let (port, size, count) = (fabric::free_port()?, MESSAGE.to_string(), count.max(FEWEST).to_string());
         let number = port.to_string();
         let tool = |side: &[&str]| {
             let mut tool = Command::new(self.folder.join("fi_pingpong"));
