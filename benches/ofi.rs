@@ -46,8 +46,7 @@ fn main() -> Outcome {
     }
     let plan = Plan::from_environment();
     let folder = PathBuf::from(folder);
-    let (server, address) = Killed::server(Command::new(folder.join("raw")).args(["server", PROVIDER]))?;
-    let [messages, reads] = [false, true].map(|reads| Raw { folder: folder.clone(), address: address.clone(), reads });
+    let [messages, reads] = [false, true].map(|reads| Raw { folder: folder.clone(), reads });
     let mut report = Report::new("ofi", &plan).beside("libfabric");
     let pair = Pair::new(SCHEME, &format!("{SCHEME}://127.0.0.1:0"))?;
     if fabric::wanted("rpc") {
@@ -62,15 +61,13 @@ fn main() -> Outcome {
     if fabric::wanted("pull") {
         pair.transfers(&plan, &mut report, &reads, true, Transfers { goal: None, ..TRANSFERS[2] })?;
     }
-    drop(server);
     report.finish()?;
     Ok(())
 }
 
-/// The client of `raw`, whose server runs.
+/// `raw`, and `fi_pingpong`.
 struct Raw {
     folder: PathBuf,
-    address: String,
     /// RMA reads, not messages.
     reads: bool,
 }
@@ -115,8 +112,10 @@ impl Tools for Raw {
 
     fn transfer(&self, _: bool, Transfers { size, count, window, .. }: Transfers) -> Outcome<f64> {
         let numbers = [size, count, window].map(|number| number.to_string());
-        let mut tool = Command::new(self.folder.join("raw"));
-        let output = tool.args([self.verb(), PROVIDER, &self.address]).args(numbers).stderr(Stdio::inherit()).output()?;
+        let raw = || Command::new(self.folder.join("raw"));
+        // It spins, so it runs for no longer than it is measured.
+        let (_server, address) = Killed::server(raw().args(["server", PROVIDER]))?;
+        let output = raw().args([self.verb(), PROVIDER, &address]).args(numbers).stderr(Stdio::inherit()).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.trim().parse().map_err(|_| format!("raw prints no time: {text}").into())
     }
