@@ -178,7 +178,20 @@ fn repeated_hello_makes_one_link() {
     let Some(engine) = victim() else { return };
     let raw = Raw::towards(&engine);
     let first = raw.dial();
-    assert_eq!(raw.dial(), first);
+    let (begin, mut answers) = (Instant::now(), 0);
+    // A dialler that is honest repeats it every 200 ms; what others do not read stays with the provider.
+    while begin.elapsed() < Duration::from_millis(250) {
+        raw.say(OfiHeader { sequence: 0, to: 0, handled: 0 }, &OfiContent::Hello(raw.hello()));
+        let Some(answer) = raw.hear(Duration::from_millis(1)) else { continue };
+        match wire::decode(&answer).unwrap() {
+            (_, OfiContent::Accept(accept)) => assert_eq!(accept.link, first),
+            // On a busy machine the time for the handshake may be over.
+            (_, OfiContent::Bye) => break,
+            other => panic!("{other:?}"),
+        }
+        answers += 1;
+    }
+    assert!(answers <= 1 + begin.elapsed().as_millis() / 100, "{answers} answers in {:?}", begin.elapsed());
     engine.finalize().unwrap();
 }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::port::checked_name;
 use super::provider;
 use super::station::Station;
-use super::sys::{Label, LoanHost, PeerAddress, Posted, SocketName};
+use super::sys::{Label, LoanHost, PATIENCE, PeerAddress, Posted, SocketName};
 use crate::memory::Slice;
 use crate::sync::Mutex;
 
@@ -33,8 +33,6 @@ pub(super) struct BulkEndpoint {
     peer: Mutex<Option<(SocketName, PeerAddress)>>,
     /// Payloads that are under way, in either direction: while there are any the driver polls it.
     under_way: AtomicUsize,
-    /// When memory that is wanted back is taken by force.
-    deadline: Mutex<Option<Instant>>,
 }
 
 /// The outcome of a post.
@@ -52,8 +50,8 @@ pub(super) const CHECKSUM: usize = 4;
 
 impl BulkEndpoint {
     pub(super) fn open(station: Station, owner: Weak<dyn BulkOwner>) -> Arc<BulkEndpoint> {
-        let (peer, deadline, under_way) = (Mutex::default(), Mutex::default(), AtomicUsize::new(0));
-        Arc::new(BulkEndpoint { station, owner, peer, under_way, deadline })
+        let (peer, under_way) = (Mutex::default(), AtomicUsize::new(0));
+        Arc::new(BulkEndpoint { station, owner, peer, under_way })
     }
 
     /// A payload is under way from now on. True when it is the only one.
@@ -165,16 +163,10 @@ impl BulkEndpoint {
 
     /// Takes memory back by force that the peer has kept for too long after it was wanted back. Returns when to look again.
     pub(super) fn check_deadline(&self, now: Instant) -> Option<Instant> {
-        let mut deadline = self.deadline.lock();
-        if !self.station.endpoint.withholds_memory() {
-            *deadline = None;
-        }
-        let due = (*deadline)?;
+        let due = self.station.endpoint.withheld_since()? + PATIENCE;
         if now < due {
             return Some(due);
         }
-        *deadline = None;
-        drop(deadline);
         self.end_by_force();
         None
     }
@@ -200,7 +192,6 @@ impl LoanHost for BulkEndpoint {
     }
 
     fn reclaiming(&self, until: Instant) {
-        self.deadline.lock().get_or_insert(until);
         if let Some(owner) = self.owner.upgrade() {
             owner.bulk_deadline(until);
         }

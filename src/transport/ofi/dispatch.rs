@@ -13,10 +13,14 @@ use super::wire::{self, OfiContent, OfiHeader, OfiHello};
 use crate::deferred_log::defer;
 use crate::transport::Sink;
 
+/// Messages under way, of all links of a port, beyond which hellos are not refused.
+const MAX_REFUSING: usize = 256;
+
 /// Handles what has arrived, and what was sent. True when there was something.
 pub(super) fn poll(shared: &Arc<OfiShared>, port: &Arc<Port>, sink: &mut dyn Sink) -> bool {
     match port.station.take_completions() {
         Ok(completions) => {
+            port.replenish();
             let any = !completions.is_empty();
             completions.into_iter().for_each(|completion| handle(shared, port, completion, sink));
             any
@@ -71,7 +75,7 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
             let Some(buffer) = buffer else { return };
             match result {
                 Ok(len) => message(shared, port, &buffer[..len.min(buffer.len())], sink),
-                Err(error) if error.is_canceled() => return port.receive_canceled(),
+                // Also one that is cancelled, when a connection ends in the middle of its message: it is posted again like others.
                 Err(error) => {
                     defer(move || tracing::debug!(target: "calomel::ofi", %error, "a message was not received"));
                 }
@@ -120,6 +124,10 @@ fn hello(shared: &Arc<OfiShared>, port: &Arc<Port>, hello: OfiHello<'_>, sink: &
 
 /// Answers a hello that is not accepted. Its sender repeats it if the answer does not arrive.
 fn refuse(shared: &OfiShared, port: &Port, to: &PeerName, link: u64, reason: &str) {
+    // A stranger that reads nothing would have the provider keep what it is sent.
+    if port.sending() >= MAX_REFUSING {
+        return;
+    }
     let header = OfiHeader { sequence: 0, to: link, handled: 0 };
     let mut message = Vec::new();
     wire::encode(header, &OfiContent::Refuse { versions: shared.versions, reason: wire::reason(reason) }, &mut message);

@@ -37,7 +37,7 @@ pub(super) const NAP: Duration = Duration::from_millis(10);
 pub(super) const SHORT_NAP: Duration = Duration::from_millis(1);
 
 /// How long after the end of a peer's process its last messages may take.
-pub(super) const GRACE: Duration = Duration::from_millis(100);
+pub(super) const GRACE: Duration = Duration::from_millis(500);
 
 /// How long the end of the transport waits for messages to be sent.
 pub(super) const LINGER: Duration = Duration::from_millis(200);

@@ -47,6 +47,8 @@ pub(super) struct OfiLink {
     cause: Mutex<Option<io::Error>>,
     /// The peer's process has ended: when the link ends, too.
     ended: Mutex<Option<Instant>>,
+    /// When the peer's hello was answered last.
+    answered: Mutex<Option<Instant>>,
     out: Mutex<OfiOutbox>,
     /// Payloads that the peer is ready for.
     leaving: Mutex<Leaving>,
@@ -82,6 +84,7 @@ impl OfiLink {
             dialling: Mutex::default(),
             cause: Mutex::default(),
             ended: Mutex::default(),
+            answered: Mutex::default(),
             out: Mutex::new(out),
             leaving: Mutex::default(),
             inbox: Mutex::new(OfiInbox::new(first_tag)),
@@ -157,9 +160,15 @@ impl OfiLink {
 
     /// Answers a hello.
     pub(super) fn accept_again(&self) {
-        if self.is_closed() {
+        let now = Instant::now();
+        let mut answered = self.answered.lock();
+        // What a dialler does not read stays with the provider.
+        let is_early = answered.is_some_and(|answered| now.saturating_duration_since(answered) < HELLO_AGAIN / 2);
+        if self.is_closed() || is_early {
             return;
         }
+        *answered = Some(now);
+        drop(answered);
         let sent = self.out.lock().send_hello(&self.port, &OfiContent::Accept(self.hello()));
         self.check_sent(sent);
     }

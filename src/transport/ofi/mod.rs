@@ -355,7 +355,6 @@ impl TransportDriver for Ofi {
         if self.shared.count.load(Ordering::Relaxed) == 0 {
             return any;
         }
-        self.run_timers(sink);
         let ports: smallvec::SmallVec<[Arc<Port>; 4]> = self.shared.ports.read().iter().cloned().collect();
         for port in &ports {
             any |= dispatch::poll(&self.shared, port, sink);
@@ -367,6 +366,8 @@ impl TransportDriver for Ofi {
         if !bulks.is_empty() {
             self.shared.bulks.lock().retain(|bulk| bulk.is_active());
         }
+        // After what has arrived, which may be the last messages of a peer that has ended.
+        self.run_timers(sink);
         any
     }
 

@@ -136,7 +136,9 @@ impl Port {
     /// How long the driver may sleep, if there is no descriptor, or it may miss an event.
     pub(super) fn nap(&self) -> Option<Duration> {
         let (links, has_descriptor) = (self.wanted.load(Ordering::Relaxed) > STRANGERS, self.station.has_descriptor());
-        if has_descriptor && !provider::may_miss_events(self.station.provider) || !self.is_in_use() {
+        // No event tells when the provider has room for receives again.
+        let has_events = has_descriptor && !provider::may_miss_events(self.station.provider) && !self.lacks_receives();
+        if has_events || !self.is_in_use() {
             return None;
         }
         Some(if links && !has_descriptor { SHORT_NAP } else { NAP })
@@ -146,7 +148,7 @@ impl Port {
     pub(super) fn admit_link(&self) -> io::Result<()> {
         // The provider may have no room for all of them: then messages wait, and it is tried again with each that is handled.
         self.wanted.fetch_add(PER_LINK, Ordering::AcqRel);
-        self.post_receives()
+        self.post_receives().inspect_err(|_| self.release_link())
     }
 
     /// A link has ended: its receives are not posted again.
@@ -182,13 +184,32 @@ impl Port {
         }
     }
 
+    /// Messages that are being sent.
+    pub(super) fn sending(&self) -> usize {
+        self.sending.load(Ordering::Acquire)
+    }
+
     /// True while messages are being sent.
     pub(super) fn is_sending(&self) -> bool {
-        self.sending.load(Ordering::Acquire) > 0
+        self.sending() > 0
+    }
+
+    fn lacks_receives(&self) -> bool {
+        self.posted.load(Ordering::Relaxed) < self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// Posts the receives for which the provider had no room.
+    pub(super) fn replenish(&self) {
+        if self.lacks_receives()
+            && let Err(error) = self.post_receives()
+            && error.kind() != io::ErrorKind::NotConnected
+        {
+            self.station.log_failure(&error);
+        }
     }
 
     fn post_receives(&self) -> io::Result<()> {
-        while self.posted.load(Ordering::Relaxed) < self.wanted.load(Ordering::Relaxed) {
+        while self.lacks_receives() {
             let buffer = self.spare.lock().pop().unwrap_or_else(|| vec![0; MESSAGE]);
             if !self.post_receive(buffer)? {
                 break;
@@ -204,13 +225,17 @@ impl Port {
                 Ok(true)
             }
             Posted::Busy(buffer) => {
-                let mut spare = self.spare.lock();
-                if spare.len() < KEPT {
-                    spare.push(buffer);
-                }
+                self.keep(buffer);
                 Ok(false)
             }
             _ => Ok(false),
+        }
+    }
+
+    fn keep(&self, buffer: Vec<u8>) {
+        let mut spare = self.spare.lock();
+        if spare.len() < KEPT {
+            spare.push(buffer);
         }
     }
 
@@ -222,17 +247,10 @@ impl Port {
     /// A message was received, and handled: its buffer receives another one.
     pub(super) fn message_received(&self, buffer: Vec<u8>) {
         self.posted.fetch_sub(1, Ordering::AcqRel);
-        if self.posted.load(Ordering::Relaxed) < self.wanted.load(Ordering::Relaxed)
-            && let Err(error) = self.post_receive(buffer).and_then(|_| self.post_receives())
-            && error.kind() != io::ErrorKind::NotConnected
-        {
-            self.station.log_failure(&error);
+        if self.lacks_receives() {
+            self.keep(buffer);
+            self.replenish();
         }
-    }
-
-    /// The receive of a message has ended with its endpoint.
-    pub(super) fn receive_canceled(&self) {
-        self.posted.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Closes the port once its messages are sent, within a bound. No completions are reported any more.

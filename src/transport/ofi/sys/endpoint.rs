@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -27,7 +28,7 @@ pub(in super::super) struct Endpoint {
     /// `None` once it is closed. Held shared for one call that does not block.
     raw: RwLock<Option<NonNull<FidEp>>>,
     /// Loans that may not have ended.
-    lent: Mutex<Vec<Arc<MemoryLoan>>>,
+    lent: Mutex<Vec<Weak<MemoryLoan>>>,
     /// Most segments of memory of one operation.
     segments: usize,
     name: SocketName,
@@ -231,8 +232,9 @@ impl Endpoint {
         access.lend(loan.clone());
         {
             let mut lent = self.lent.lock();
-            lent.retain(|other| !other.has_ended());
-            lent.push(loan.clone());
+            lent.retain(|other| other.upgrade().is_some_and(|other| !other.has_ended()));
+            // The operation keeps it, until it has completed, or the queue is freed after the endpoint is closed.
+            lent.push(Arc::downgrade(&loan));
         }
         let operation = self.cq.operations.begin(label, is_send, OperationMemory::Lent(loan));
         let returned = post(raw, &pieces, operation.as_ptr().cast());
@@ -249,9 +251,9 @@ impl Endpoint {
         Err(failed("a payload can't be posted", -returned as i32))
     }
 
-    /// True while memory is lent that is wanted back.
-    pub fn withholds_memory(&self) -> bool {
-        self.lent.lock().iter().any(|loan| loan.is_withheld())
+    /// Since when memory is wanted back that is lent.
+    pub fn withheld_since(&self) -> Option<Instant> {
+        self.lent.lock().iter().filter_map(|loan| loan.upgrade()?.withheld_since()).min()
     }
 
     /// Closes the endpoint: ends all its operations, and with them the loans.
@@ -266,7 +268,8 @@ impl Endpoint {
             must(closed);
         }
         // The provider accesses no memory of a closed endpoint.
-        self.lent.lock().drain(..).for_each(|loan| loan.end());
+        let lent: Vec<_> = self.lent.lock().drain(..).collect();
+        lent.iter().filter_map(Weak::upgrade).for_each(|loan| loan.end());
     }
 }
 

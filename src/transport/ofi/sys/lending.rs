@@ -1,14 +1,14 @@
 //! Users' memory while a provider reads or writes it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::memory::{Loan, Slice};
 
 /// How long memory that is wanted back may stay with the provider before the endpoint is closed that it was lent to: a peer
 /// that is alive takes a chunk in far less.
-const PATIENCE: Duration = Duration::from_millis(250);
+pub(in super::super) const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Whom the memory was lent to.
 pub(in super::super) trait LoanHost: Send + Sync {
@@ -25,13 +25,14 @@ pub(in super::super) struct MemoryLoan {
     memory: Slice,
     /// Gone: its endpoint is closed.
     host: Weak<dyn LoanHost>,
-    withdrawn: AtomicBool,
+    /// Since when it is wanted back.
+    withdrawn: OnceLock<Instant>,
     ended: AtomicBool,
 }
 
 impl MemoryLoan {
     pub(super) fn new(memory: &Slice, host: Weak<dyn LoanHost>) -> Arc<MemoryLoan> {
-        Arc::new(MemoryLoan { memory: memory.clone(), host, withdrawn: AtomicBool::new(false), ended: AtomicBool::new(false) })
+        Arc::new(MemoryLoan { memory: memory.clone(), host, withdrawn: OnceLock::new(), ended: AtomicBool::new(false) })
     }
 
     /// The provider accesses the memory no more.
@@ -42,9 +43,9 @@ impl MemoryLoan {
         }
     }
 
-    /// True when the memory is wanted back, and the provider still has it.
-    pub(super) fn is_withheld(&self) -> bool {
-        self.withdrawn.load(Ordering::Acquire) && !self.has_ended()
+    /// Since when the memory is wanted back, if the provider still has it.
+    pub(super) fn withheld_since(&self) -> Option<Instant> {
+        self.withdrawn.get().copied().filter(|_| !self.has_ended())
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -55,9 +56,9 @@ impl MemoryLoan {
 impl Loan for MemoryLoan {
     /// What is in progress can't be stopped but by closing the endpoint, so it gets the time to complete.
     fn withdraw(&self) {
-        self.withdrawn.store(true, Ordering::Release);
+        let since = *self.withdrawn.get_or_init(Instant::now);
         if let Some(host) = self.host.upgrade().filter(|_| !self.has_ended()) {
-            host.reclaiming(Instant::now() + PATIENCE);
+            host.reclaiming(since + PATIENCE);
         }
     }
 
@@ -76,5 +77,45 @@ impl Loan for MemoryLoan {
 
     fn is_over(&self) -> bool {
         self.memory.has_ended()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::memory::Region;
+
+    /// Notes when memory is to be taken by force.
+    #[derive(Default)]
+    struct Host(Mutex<Vec<Instant>>);
+
+    impl LoanHost for Host {
+        fn collect(&self) {}
+        fn end_by_force(&self) {}
+        fn reclaiming(&self, until: Instant) {
+            self.0.lock().unwrap().push(until);
+        }
+    }
+
+    /// Each loan has its own time from its withdrawal on.
+    #[test]
+    fn a_loan_that_has_ended_takes_no_time_from_the_next() {
+        let host: Arc<Host> = Arc::default();
+        let own: Weak<Host> = Arc::downgrade(&host);
+        let memory = Slice::whole(&Region::from_vec(vec![1; 100]));
+        let [first, second] = [(); 2].map(|()| MemoryLoan::new(&memory, own.clone()));
+        assert_eq!(first.withheld_since(), None);
+        first.withdraw();
+        let since = first.withheld_since().unwrap();
+        first.end();
+        assert_eq!(first.withheld_since(), None);
+        std::thread::sleep(Duration::from_millis(2));
+        second.withdraw();
+        second.withdraw();
+        let later = second.withheld_since().unwrap();
+        assert!(later > since);
+        assert_eq!(*host.0.lock().unwrap(), [since, later, later].map(|since| since + PATIENCE));
     }
 }

@@ -22,7 +22,7 @@ pub(super) use cq::Cq;
 pub(super) use domain::Domain;
 pub(super) use endpoint::{Endpoint, Posted};
 pub(super) use info::{Info, SocketName};
-pub(super) use lending::LoanHost;
+pub(super) use lending::{LoanHost, PATIENCE};
 pub(super) use operation::{Completion, CompletionError, Label};
 
 /// The outcome of a function that returns 0, or an error number with the sign changed.

@@ -127,11 +127,6 @@ impl CompletionError {
         CompletionError(error)
     }
 
-    /// The endpoint was closed.
-    pub fn is_canceled(self) -> bool {
-        self.0 == libc::ECANCELED
-    }
-
     /// What has arrived was longer than the buffer.
     pub fn is_truncated(self) -> bool {
         self.0 == FI_ETRUNC
