@@ -51,3 +51,44 @@ impl Drop for OwnCompletion {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::OperationOutcome;
+    use super::*;
+
+    fn spare() -> usize {
+        SPARE_COMPLETIONS.with_borrow(Vec::len)
+    }
+
+    #[test]
+    fn completion_is_used_again_as_if_it_were_new() {
+        let first = OwnCompletion::new();
+        let address = Arc::as_ptr(&first);
+        first.set(OperationOutcome::Transferred(Ok(7), None));
+        drop(first);
+        assert_eq!(spare(), 1);
+        let second = OwnCompletion::new();
+        assert_eq!((Arc::as_ptr(&second), spare()), (address, 0));
+        assert!(!second.is_ready() && second.take().is_none());
+    }
+
+    /// The engine sets the outcome of an operation that was given up, later.
+    #[test]
+    fn completion_that_the_engine_refers_to_is_not_used_again() {
+        let first = OwnCompletion::new();
+        let engines = Arc::clone(&first);
+        drop(first);
+        assert_eq!(spare(), 0);
+        let second = OwnCompletion::new();
+        engines.set(OperationOutcome::Transferred(Ok(7), None));
+        assert!(!second.is_ready());
+    }
+
+    #[test]
+    fn few_completions_are_kept() {
+        let many: Vec<_> = (0..2 * KEEP).map(|_| OwnCompletion::new()).collect();
+        drop(many);
+        assert_eq!(spare(), KEEP);
+    }
+}
