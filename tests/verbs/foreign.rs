@@ -5,12 +5,15 @@ use std::thread;
 
 use calomel::{Error, Result};
 
+use crate::common::wire::VERSION;
 use crate::pair::{Pair, patient};
 use crate::raw::{Listener, Raw, hello, message, versions};
 use crate::support::*;
 
 /// The versions that are spoken here.
-const SPOKEN: (u16, u16) = (3, 3);
+const SPOKEN: (u16, u16) = (VERSION, VERSION);
+/// Those of a peer that is newer.
+const NEWER: (u16, u16) = (VERSION + 1, VERSION + 3);
 
 // What messages are.
 const CREDIT: u8 = 0;
@@ -25,7 +28,7 @@ const LANE_UP: u8 = 7;
 fn another_version_is_refused_with_ours() {
     let pair = Pair::new();
     let address = pair.server.address().to_string();
-    for theirs in [(4, 6), (0, 0), (7, 2), (u16::MAX, u16::MAX)] {
+    for theirs in [NEWER, (0, 0), (VERSION + 3, 2), (u16::MAX, u16::MAX)] {
         let said = Raw::dial(&address, &hello(theirs)).err().expect("it is connected");
         assert_eq!(versions(&said), SPOKEN, "{theirs:?}");
         pair.assert_serves();
@@ -66,13 +69,17 @@ fn called(peer: impl FnOnce(Listener) + Send + 'static) -> (Error, String) {
     (error, text)
 }
 
+fn names_both(text: &str) -> bool {
+    [SPOKEN, NEWER].iter().all(|(low, high)| text.contains(&format!("{low}..={high}")))
+}
+
 fn a_call_to_another_version_names_both() {
-    let (error, text) = called(|listener| assert_eq!(versions(&listener.refuse(&hello((4, 6)))), SPOKEN));
-    assert!(matches!(error, Error::Version { ours: SPOKEN, theirs: (4, 6), .. }), "{error:?}");
-    assert!(text.contains("4..=6") && text.contains("3..=3"), "{text}");
+    let (error, text) = called(|listener| assert_eq!(versions(&listener.refuse(&hello(NEWER))), SPOKEN));
+    assert!(matches!(error, Error::Version { ours: SPOKEN, theirs: NEWER, .. }), "{error:?}");
+    assert!(names_both(&text), "{text}");
     // Where it does not refuse by itself, this side does.
-    let (error, text) = called(|listener| assert!(listener.accept(&hello((4, 5))).is_hung_up_on()));
-    assert!(matches!(error, Error::Version { ours: SPOKEN, theirs: (4, 5), .. }), "{text}");
+    let (error, text) = called(|listener| assert!(listener.accept(&hello(NEWER)).is_hung_up_on()));
+    assert!(matches!(error, Error::Version { ours: SPOKEN, theirs: NEWER, .. }), "{text}");
 }
 
 fn a_call_to_no_engine_says_so() {
