@@ -35,14 +35,8 @@ fn main() -> Outcome {
         println!("skipped: CALOMEL_OFI_TOOLS names no folder with tools of libfabric; ci/ofi-bench makes one");
         return Ok(());
     };
-    if cfg!(debug_assertions) {
-        println!("built without optimisation, nothing measured: use `cargo bench`");
+    if fabric::is_over(TRANSFERS[3].size)? {
         return Ok(());
-    }
-    let mut arguments = env::args().skip(1);
-    if arguments.next().is_some_and(|first| first == "server") {
-        let listen = arguments.next().ok_or("the server needs an address")?;
-        return fabric::serve(&listen, TRANSFERS[3].size);
     }
     let plan = Plan::from_environment();
     let folder = PathBuf::from(folder);

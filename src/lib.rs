@@ -74,12 +74,14 @@
 //!
 //! | | `ofi+tcp://`, `ofi+tcp+rxm://` | `ofi+verbs://` |
 //! |---|---|---|
-//! | a transfer that timed out, or was cancelled | may take 250 ms more, until the provider no longer accesses local memory; if it does then, the connection ends | as tcp |
+//! | a transfer, or a call with large arguments, that timed out or was cancelled | may take 250 ms more, until the provider no longer accesses local memory; if it does then, the connection ends | as tcp |
 //! | copies by this library between the two memories | none; two at memory of many segments, with checksums, or with a [`Grant`] that may lapse | two |
 //! | accesses to the same memory at the same time | do not take turns: a reader may see half of a write | as tcp |
 //! | memory that was reclaimed | is not touched any more; a peer that stalls within a chunk is waited for, for 250 ms, and then disconnected | as tcp |
 //! | access control | the pre-shared key; there is no TLS | the same |
-//! | a peer that dies | is detected at once, if its system lives, and lets a further TCP connection through; else after the peer timeout | the same |
+//! | a peer that dies | is detected within half a second, if its system lives, and lets a further TCP connection through; else after the peer timeout | the same |
+//! | what a peer is sent and does not read | is kept by the provider without a limit, once the peer has proved itself | the same |
+//! | strangers | can keep an engine from receiving while they hold connections open in the middle of messages | the same |
 //!
 //! ## Over shared memory
 //!

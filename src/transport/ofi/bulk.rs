@@ -45,6 +45,11 @@ pub(super) enum PayloadPosted {
     Gone,
 }
 
+/// The end of a link whose provider does not go on.
+pub(super) fn fails(error: &io::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, format!("the provider fails: {error}"))
+}
+
 /// Bytes behind a payload that has a checksum.
 pub(super) const CHECKSUM: usize = 4;
 
@@ -161,6 +166,13 @@ impl BulkEndpoint {
         }
     }
 
+    /// The provider fails, and would fail again at once.
+    pub(super) fn give_up(&self, error: &io::Error) {
+        self.station.log_failure(error);
+        self.close();
+        self.fail(fails(error));
+    }
+
     /// Takes memory back by force that the peer has kept for too long after it was wanted back. Returns when to look again.
     pub(super) fn check_deadline(&self, now: Instant) -> Option<Instant> {
         let due = self.station.endpoint.withheld_since()? + PATIENCE;
@@ -181,7 +193,7 @@ impl LoanHost for BulkEndpoint {
                     owner.bulk_collected();
                 }
             }
-            Err(error) => self.station.log_failure(&error),
+            Err(error) => self.give_up(&error),
         }
     }
 

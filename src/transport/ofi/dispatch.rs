@@ -1,11 +1,10 @@
 //! Passes what has completed on to the links.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::OfiShared;
-use super::bulk::BulkEndpoint;
+use super::bulk::{BulkEndpoint, fails};
 use super::link::OfiLink;
 use super::port::{PeerName, Port};
 use super::sys::{Completion, Label};
@@ -26,6 +25,8 @@ pub(super) fn poll(shared: &Arc<OfiShared>, port: &Arc<Port>, sink: &mut dyn Sin
             any
         }
         Err(error) => {
+            // It would fail again at once: the port ends, and a later dial opens another.
+            shared.give_up(port);
             port.station.log_failure(&error);
             let links = shared.all_links();
             links.iter().filter(|link| link.is_of(port)).for_each(|link| link.report_failure(fails(&error), sink));
@@ -39,8 +40,7 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
     let completions = match bulk.station.take_completions() {
         Ok(completions) => completions,
         Err(error) => {
-            bulk.station.log_failure(&error);
-            bulk.fail(fails(&error));
+            bulk.give_up(&error);
             return true;
         }
     };
@@ -55,10 +55,6 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
         }
     }
     any
-}
-
-fn fails(error: &io::Error) -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionReset, format!("the provider fails: {error}"))
 }
 
 fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sink: &mut dyn Sink) {
@@ -86,7 +82,7 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
     }
 }
 
-/// Anyone can send anything: what belongs to no link is dropped.
+/// A stranger can send anything: what belongs to no link is dropped.
 fn message(shared: &Arc<OfiShared>, port: &Arc<Port>, message: &[u8], sink: &mut dyn Sink) {
     match wire::decode(message) {
         Ok((_, OfiContent::Hello(content))) => hello(shared, port, content, sink),

@@ -160,6 +160,12 @@ impl OfiShared {
         unused.iter().for_each(|port| port.finish());
     }
 
+    /// The port's provider has failed: it is not polled any more, and no address leads to it.
+    fn give_up(&self, port: &Arc<Port>) {
+        self.ports.write().retain(|other| !Arc::ptr_eq(other, port));
+        port.station.close();
+    }
+
     fn link(&self, number: u64) -> Option<Arc<OfiLink>> {
         self.links.lock().get(&number).cloned()
     }

@@ -23,7 +23,7 @@ const REASON: usize = 200;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OfiHeader {
     pub sequence: u32,
-    /// Identifies the link at its receiver, who has chosen this number at random. 0 in a hello.
+    /// Identifies the link at its receiver, which has chosen this number at random. 0 in a hello.
     pub to: u64,
     pub handled: u32,
 }

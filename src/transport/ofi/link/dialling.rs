@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_millis(60);
 pub(super) struct Dialling {
     since: Instant,
     next_hello: Instant,
-    /// Where to look: providers that use TCP try to connect without end, and don't report that nobody listens.
+    /// Where to look: providers that use TCP try to connect without end, and don't report that no program listens.
     socket: Option<SocketAddr>,
     /// A connection that is made only to see whether it is refused.
     probe: Option<mio::net::TcpStream>,
@@ -25,7 +25,7 @@ impl Dialling {
         Dialling { since: now, next_hello: now + HELLO_AGAIN, socket: uses_tcp.then_some(remote), probe: None }
     }
 
-    /// True when the hello is to be sent again. An error when nobody listens there.
+    /// True when the hello is to be sent again. An error when no program listens there.
     pub(super) fn is_due(&mut self, now: Instant) -> io::Result<bool> {
         if let Some(socket) = self.socket.filter(|_| now >= self.since + PATIENCE) {
             let probe = match &mut self.probe {
@@ -36,7 +36,7 @@ impl Dialling {
                 return Err(error);
             }
             if probe.peer_addr().is_ok() {
-                // Somebody does. A hello may be repeated when that was long ago.
+                // One does. A hello may be repeated when that was long ago.
                 (self.socket, self.probe) = (None, None);
             }
         }

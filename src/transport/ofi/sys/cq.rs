@@ -82,7 +82,7 @@ impl Cq {
 
     /// True when a thread may wait for the descriptor.
     pub fn try_wait(&self) -> bool {
-        // SAFETY: it is a queue of a domain of this fabric, and has a descriptor, or none and nobody waits for it.
+        // SAFETY: it is a queue of a domain of this fabric, and has a descriptor, or none, and then no thread waits for it.
         self.fd.is_some() && unsafe { self.domain.fabric.try_wait(self.as_ptr().cast()) }
     }
 

@@ -222,7 +222,7 @@ impl Endpoint {
     ) -> io::Result<Posted<()>> {
         let slot = self.raw.read();
         let Some(raw) = *slot else { return Err(closed()) };
-        // While this is held the memory can't be reclaimed; who reclaims it later finds the loan.
+        // While this is held the memory can't be reclaimed; a thread that reclaims it later finds the loan.
         let Some(access) = memory.read_access() else { return Ok(Posted::Gone) };
         let mut pieces = SmallVec::<[IoVec; 8]>::new();
         if access.pieces(0, self.segments, &mut pieces) < memory.len {

@@ -16,7 +16,7 @@ pub(in super::super) trait LoanHost: Send + Sync {
     fn collect(&self);
     /// Ends all loans of the endpoint by closing it.
     fn end_by_force(&self);
-    /// Some of the memory is wanted back: if that lasts, `end_by_force` is called, also if nobody waits for it.
+    /// Some of the memory is wanted back: if that lasts, `end_by_force` is called, also if no thread waits for it.
     fn reclaiming(&self, until: Instant);
 }
 
@@ -111,7 +111,9 @@ mod tests {
         let since = first.withheld_since().unwrap();
         first.end();
         assert_eq!(first.withheld_since(), None);
-        std::thread::sleep(Duration::from_millis(2));
+        while Instant::now() <= since {
+            std::hint::spin_loop();
+        }
         second.withdraw();
         second.withdraw();
         let later = second.withheld_since().unwrap();

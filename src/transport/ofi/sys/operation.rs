@@ -57,7 +57,7 @@ impl Operations {
         let begun = PostedOperation { provider: ProviderContext::default(), label, is_send, memory: Some(memory) };
         let mut pool = self.0.lock();
         if let Some(operation) = pool.free.pop() {
-            // SAFETY: it is not in progress, so nobody else has it.
+            // SAFETY: it is not in progress, so nothing else refers to it.
             unsafe { operation.write(begun) };
             return operation;
         }
@@ -71,7 +71,7 @@ impl Operations {
     /// # Safety
     /// It must come from `begin`, and no provider may have it.
     pub unsafe fn take_back(&self, mut operation: NonNull<PostedOperation>) -> Option<OperationMemory> {
-        // SAFETY: as the caller promises: nobody else has it.
+        // SAFETY: as the caller promises, nothing else refers to it.
         let memory = unsafe { operation.as_mut() }.memory.take();
         self.0.lock().free.push(operation);
         memory
