@@ -5,11 +5,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Core;
 use super::completion::{ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
 use super::steps::{CoreSink, Outputs, PendingOutputs, collect};
 use super::workers::{self, Job};
-use super::{Core, HANDED_OFF, UNSENT};
 use crate::deferred_log::defer;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Instant, thread_local};
@@ -42,11 +42,13 @@ pub(super) fn first_token(transport: usize) -> usize {
 pub(super) struct Driver {
     poll: mio::Poll,
     events: mio::Events,
+    /// `events` are not handled yet: a thread has lost the driver lock while it slept. The reactor reports each event once.
+    unhandled: bool,
 }
 
 impl Driver {
     pub(super) fn new() -> io::Result<Driver> {
-        Ok(Driver { poll: mio::Poll::new()?, events: mio::Events::with_capacity(256) })
+        Ok(Driver { poll: mio::Poll::new()?, events: mio::Events::with_capacity(256), unhandled: false })
     }
 
     pub(super) fn waker(&self) -> io::Result<mio::Waker> {
@@ -338,7 +340,7 @@ impl Core {
                 self.set_timer(external);
             }
             if self.driver_lock.release_borrowed() {
-                if !all_idle || self.pending_flags.load(Ordering::SeqCst) != 0 {
+                if !all_idle || self.unsent.load(Ordering::SeqCst) {
                     self.ring();
                 }
                 if let Some(external) = &self.external {
@@ -372,8 +374,9 @@ impl Core {
             }
             // Tasks that are woken may have more to send.
             let sends_later = any && goal.until_event;
-            if !sends_later && self.pending_flags.load(Ordering::Relaxed) != 0 {
-                any |= self.handle_pending_flags(&mut pending, jobs);
+            if !sends_later && self.unsent.load(Ordering::Relaxed) {
+                any = true;
+                self.send_unsent(jobs);
             }
             if pending.has_any() {
                 self.execute_deferred(&mut pending, jobs);
@@ -446,23 +449,11 @@ impl Core {
         ended
     }
 
-    /// Handles what other threads have left for the driver. True when there was something.
-    fn handle_pending_flags(&self, pending: &mut PendingOutputs, jobs: &mut Vec<Job>) -> bool {
-        let flags = self.pending_flags.load(Ordering::SeqCst);
-        if flags & UNSENT != 0 {
-            let mut outputs = Outputs::new();
-            collect(self, &mut self.proto.lock(), &mut outputs);
-            self.execute_outputs(outputs, Some(jobs));
-        }
-        if flags & HANDED_OFF != 0 {
-            let events = {
-                let mut handed_off = self.handed_off_events.lock();
-                self.pending_flags.fetch_and(!HANDED_OFF, Ordering::SeqCst);
-                std::mem::take(&mut *handed_off)
-            };
-            events.iter().for_each(|event| self.take_event(event, pending));
-        }
-        true
+    /// Sends what other threads have left for the driver.
+    fn send_unsent(&self, jobs: &mut Vec<Job>) {
+        let mut outputs = Outputs::new();
+        collect(self, &mut self.proto.lock(), &mut outputs);
+        self.execute_outputs(outputs, Some(jobs));
     }
 
     /// Polls the reactor and the timers every `CHECK_INTERVAL`. True when there was any event.
@@ -483,7 +474,7 @@ impl Core {
     pub(super) fn poll_reactor(&self, now: Instant, pending: &mut PendingOutputs, jobs: &mut Vec<Job>) -> bool {
         let mut any = false;
         if let Some(mut driver) = self.driver.try_lock() {
-            any = driver.poll_events(Some(Duration::ZERO));
+            any = std::mem::take(&mut driver.unhandled) || driver.poll_events(Some(Duration::ZERO));
             driver.events.iter().for_each(|event| self.take_event(event, pending));
         }
         self.execute_deferred(pending, jobs);
@@ -506,6 +497,10 @@ impl Core {
             self.ring();
         }
         let Some(mut driver) = self.reactor(goal.deadline) else { return WakeCause::NoEvent };
+        if driver.unhandled {
+            // The next check is due at once.
+            return WakeCause::NoEvent;
+        }
         let announced = with_sleeper(|sleeper| {
             // Each of these steps makes other threads ring the reactor from then on; what they did before that is checked
             // afterwards.
@@ -520,7 +515,7 @@ impl Core {
         let mut has_lock = true;
         // Once the lock is parked, callers borrow it from a progress thread without waking that.
         if announced && all_idle && self.driver_lock.park() {
-            if !(goal.stop)() && !self.is_stopping() && self.pending_flags.load(Ordering::SeqCst) == 0 {
+            if !(goal.stop)() && !self.is_stopping() && !self.unsent.load(Ordering::SeqCst) {
                 let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
                 // The driver alone changes it: no other thread has the reactor.
                 self.pacer.sleeps.store(self.pacer.sleeps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -540,12 +535,11 @@ impl Core {
         with_sleeper(|sleeper| sleeper.waiter.set_blocks_in(None));
         self.pacer.read_clock();
         if !has_lock {
-            // The reactor reports each event once, so the thread that drives now has to get them before it sleeps there.
-            let events = driver.events.iter().filter(|event| event.token() != WAKER);
-            let mut handed_off = self.handed_off_events.lock();
-            handed_off.extend(events.cloned());
-            if !handed_off.is_empty() {
-                self.pending_flags.fetch_or(HANDED_OFF, Ordering::SeqCst);
+            let unhandled = driver.events.iter().any(|event| event.token() != WAKER);
+            driver.unhandled = unhandled;
+            if unhandled {
+                // The thread that drives now is to look soon. It does in any case before it sleeps.
+                self.pacer.next_check.store(0, Ordering::Relaxed);
             }
             return WakeCause::LockTaken;
         }

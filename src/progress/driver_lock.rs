@@ -4,15 +4,30 @@
 //! volume 2): the holder is the leader, queued callers are the followers, and a release wakes the next of them.
 //!
 //! ```text
-//!   a caller (a thread that waits for a call or a transfer) acquires the lock if it is free, and releases it when it has
-//!       what it waits for
-//!   the progress thread acquires the lock when no caller does, and releases it when a caller wants it
-//!   while the progress thread holds the lock and sleeps in the reactor, a caller borrows the lock without waking it
-//!   a release wakes the next waiter
+//!              acquire                    park
+//!         ┌──────────────▶  Caller    ◀──────────▶  CallerParked
+//!         │ ◀────────────     ▲          unpark
+//!         │    release        │ take, or the progress thread wakes
+//!         │                   │
+//!       Free               Borrowed   ◀──────────▶  BorrowedParked     beside the caller's event loop only,
+//!         │                 ▲   │     park, unpark                     which is in the place of a progress thread
+//!         │         acquire │   │ return
+//!         │                 │   ▼
+//!         │            ProgressParked
+//!         │                 ▲   │
+//!         │            park │   │ unpark
+//!         │    acquire      │   ▼
+//!         └──────────────▶  Progress
+//!           ◀────────────
+//!              release
 //! ```
 //!
-//! The holder is stored in one atomic word, so acquiring and releasing take one atomic operation each while no other thread
-//! wants the lock. The queue is behind a mutex; a flag in the word says whether any thread has to be woken.
+//! *Callers* are threads that wait for a call or a transfer, and futures that are polled. The progress thread acquires the lock
+//! when no caller does, and releases it when a caller wants it. A holder that is *parked* blocks in the reactor, or is about to.
+//! From a progress thread that is parked, a caller *borrows* the lock without waking it.
+//!
+//! The state is in one atomic word, so acquiring and releasing take one atomic operation each while no other thread wants the
+//! lock. The queue is behind a mutex; a flag in the word says whether any thread has to be woken.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,7 +38,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Default)]
 pub(crate) struct DriverLock {
-    /// The holder, some flags, and above them the number of acquisitions by callers.
+    /// The state, two flags, and above them the number of acquisitions by callers.
     word: AtomicU64,
     waiters: Mutex<Waiters>,
 }
@@ -36,19 +51,86 @@ struct Waiters {
     parked_waiter: Option<Arc<ThreadWaiter>>,
 }
 
-/// The lock is free when the holder bits are 0; else they are one of the next three.
-const HOLDER: u64 = 3;
-const CALLER: u64 = 1;
-const PROGRESS: u64 = 2;
-/// A caller holds the lock, while the progress thread sleeps in the reactor and does not know it.
-const BORROWED: u64 = 3;
-/// The holder blocks in the reactor, or is about to.
-const PARKED: u64 = 4;
+/// Who holds the lock: see the picture above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Caller,
+    CallerParked,
+    Borrowed,
+    BorrowedParked,
+    Progress,
+    ProgressParked,
+}
+
+/// An arrow of the picture above. The steps of the progress thread have names of their own where a caller's differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Acquire,
+    Release,
+    Take,
+    Return,
+    Park,
+    Unpark,
+    AcquireAsProgress,
+    ReleaseAsProgress,
+    UnparkAsProgress,
+}
+
+impl State {
+    fn of(word: u64) -> State {
+        match word & STATE {
+            1 => State::Caller,
+            2 => State::CallerParked,
+            3 => State::Borrowed,
+            4 => State::BorrowedParked,
+            5 => State::Progress,
+            6 => State::ProgressParked,
+            _ => State::Free,
+        }
+    }
+
+    /// The state after a step; `None` when the step is not possible.
+    fn after(self, step: Step) -> Option<State> {
+        use State::*;
+        Some(match (step, self) {
+            (Step::Acquire, Free) => Caller,
+            (Step::Acquire, ProgressParked) => Borrowed,
+            (Step::Release, Caller | CallerParked) => Free,
+            (Step::Take, Borrowed) => Caller,
+            (Step::Return, Borrowed | BorrowedParked) => ProgressParked,
+            (Step::Park, Caller) => CallerParked,
+            (Step::Park, Borrowed) => BorrowedParked,
+            (Step::Park, Progress) => ProgressParked,
+            (Step::Unpark, CallerParked) => Caller,
+            (Step::Unpark, BorrowedParked) => Borrowed,
+            (Step::AcquireAsProgress, Free) => Progress,
+            (Step::ReleaseAsProgress, Progress | ProgressParked) => Free,
+            (Step::UnparkAsProgress, ProgressParked) => Progress,
+            // The caller holds the lock from now on, since the progress thread can't wait for its return in the reactor.
+            (Step::UnparkAsProgress, Borrowed) => Caller,
+            _ => return None,
+        })
+    }
+
+    fn is_parked(self) -> bool {
+        matches!(self, State::CallerParked | State::BorrowedParked | State::ProgressParked)
+    }
+}
+
+/// The bits of the word that have the state. Above the flags is the number of acquisitions by callers.
+const STATE: u64 = 7;
 /// A caller wants the lock from the progress thread.
 const WANTED: u64 = 8;
 /// The releasing thread has to wake a waiter.
 const HAS_WAITERS: u64 = 16;
 const ACQUISITION: u64 = 32;
+
+/// The word after a step; `None` when the step is not possible.
+fn after(word: u64, step: Step) -> Option<u64> {
+    let word = (word & !STATE) | State::of(word).after(step)? as u64;
+    Some(if step == Step::Acquire { (word & !WANTED) + ACQUISITION } else { word })
+}
 
 /// How a caller got the lock, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,56 +145,74 @@ pub(super) enum Acquired {
 }
 
 impl DriverLock {
-    fn load(&self) -> u64 {
-        self.word.load(Ordering::SeqCst)
+    fn state(&self) -> State {
+        State::of(self.word.load(Ordering::SeqCst))
     }
 
-    /// Applies `change` to the word atomically: the old and the new word, or the unchanged word if `change` returns `None`.
-    fn change(&self, change: impl Fn(u64) -> Option<u64>) -> Result<(u64, u64), u64> {
-        let mut word = self.load();
+    /// Applies `change` to the word atomically: the word before, or the unchanged word if `change` returns `None`.
+    fn change(&self, change: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
+        let mut word = self.word.load(Ordering::SeqCst);
         loop {
             let Some(new) = change(word) else { return Err(word) };
             match self.word.compare_exchange_weak(word, new, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return Ok((word, new)),
+                Ok(_) => return Ok(word),
                 Err(other) => word = other,
             }
         }
     }
 
-    fn acquired_by_caller(word: u64) -> Option<u64> {
-        match (word & HOLDER, word & PARKED) {
-            (0, _) => Some((word & !WANTED) + CALLER + ACQUISITION),
-            (PROGRESS, PARKED) => Some((word & !PARKED) - PROGRESS + BORROWED + ACQUISITION),
-            _ => None,
+    fn step(&self, step: Step) -> Result<u64, u64> {
+        self.change(|word| after(word, step))
+    }
+
+    /// Makes a step after which others may acquire the lock, and wakes the next of them. False when it is not possible.
+    fn step_and_wake(&self, step: Step) -> bool {
+        match self.change(|word| after(word, step).filter(|_| word & HAS_WAITERS == 0)) {
+            Ok(_) => true,
+            Err(word) if State::of(word).after(step).is_none() => false,
+            Err(_) => {
+                let mut waiters = self.waiters.lock();
+                let made = self.step(step).is_ok();
+                if made {
+                    waiters.wake_next();
+                    if let Some(parked) = waiters.parked_waiter.take() {
+                        parked.wake();
+                    }
+                    self.update_flags(&waiters);
+                }
+                made
+            }
         }
+    }
+
+    fn acquired_from(word: u64) -> Acquired {
+        if State::of(word) == State::Free { Acquired::Yes } else { Acquired::Borrowed }
     }
 
     /// Acquires the lock for a caller that is not queued, if that is possible at once.
     pub(super) fn try_acquire(&self) -> Option<Acquired> {
-        let (before, _) = self.change(Self::acquired_by_caller).ok()?;
-        Some(if before & HOLDER == 0 { Acquired::Yes } else { Acquired::Borrowed })
+        self.step(Step::Acquire).ok().map(Self::acquired_from)
     }
 
     /// Acquires the lock for a caller, or queues it.
     pub(super) fn acquire_or_queue(&self, me: &Arc<ThreadWaiter>) -> Acquired {
         let mut waiters = self.waiters.lock();
-        let changed = self.change(|word| {
-            Self::acquired_by_caller(word).or_else(|| {
-                let wanted = if word & HOLDER == PROGRESS { WANTED } else { 0 };
-                Some(word | HAS_WAITERS | wanted)
-            })
-        });
-        let (before, after) = changed.unwrap_or_else(|word| (word, word));
-        if before & !(HAS_WAITERS | WANTED) == after & !(HAS_WAITERS | WANTED) {
+        let queued_at = |word| {
+            let wanted = if State::of(word) == State::Progress { WANTED } else { 0 };
+            word | HAS_WAITERS | wanted
+        };
+        // The closure always returns a word.
+        let before = self.change(|word| after(word, Step::Acquire).or_else(|| Some(queued_at(word)))).unwrap_or_else(|word| word);
+        if after(before, Step::Acquire).is_none() {
             if !waiters.queue.iter().any(|other| Arc::ptr_eq(other, me)) {
                 waiters.queue.push_back(me.clone());
             }
-            return Acquired::Queued { soon: before & HOLDER == PROGRESS };
+            return Acquired::Queued { soon: State::of(before) == State::Progress };
         }
         // A release must not spend its wake-up on this thread, which does not wait any more.
         waiters.queue.retain(|other| !Arc::ptr_eq(other, me));
         self.update_flags(&waiters);
-        if before & HOLDER == 0 { Acquired::Yes } else { Acquired::Borrowed }
+        Self::acquired_from(before)
     }
 
     /// Removes a caller from the queue. If it has been woken to acquire the lock, the next waiter is woken in its place.
@@ -120,10 +220,8 @@ impl DriverLock {
         let mut waiters = self.waiters.lock();
         let before = waiters.queue.len();
         waiters.queue.retain(|other| !Arc::ptr_eq(other, me));
-        let word = self.load();
-        let free = word & HOLDER == 0 || word & (HOLDER | PARKED) == PROGRESS | PARKED;
-        if waiters.queue.len() == before && free {
-            Self::wake_next(&mut waiters);
+        if waiters.queue.len() == before && self.state().after(Step::Acquire).is_some() {
+            waiters.wake_next();
         }
         self.update_flags(&waiters);
     }
@@ -140,12 +238,11 @@ impl DriverLock {
     /// `seen`. Else returns how to try again.
     pub(super) fn acquire_as_progress(&self, seen: u64, me: &Arc<ThreadWaiter>) -> Result<(), Contended> {
         let mut waiters = self.waiters.lock();
-        let none_queued = waiters.queue.is_empty();
-        let acquired =
-            self.change(|word| (none_queued && word & HOLDER == 0 && word / ACQUISITION == seen).then_some(word + PROGRESS));
+        let may = waiters.queue.is_empty();
+        let acquired = self.change(|word| after(word, Step::AcquireAsProgress).filter(|_| may && word / ACQUISITION == seen));
         let Err(word) = acquired else { return Ok(()) };
         // Once this flag is set, a parked holder locks the waiters before it releases the lock.
-        let parked = self.change(|word| (word & HOLDER != 0 && word & PARKED != 0).then_some(word | HAS_WAITERS)).is_ok();
+        let parked = self.change(|word| State::of(word).is_parked().then_some(word | HAS_WAITERS)).is_ok();
         waiters.parked_waiter = parked.then(|| me.clone());
         Err(Contended { epoch: word / ACQUISITION, until_woken: parked })
     }
@@ -153,110 +250,78 @@ impl DriverLock {
     /// As [`DriverLock::acquire_as_progress`], also if a caller has held the lock a moment ago.
     pub(super) fn try_acquire_as_progress(&self) -> bool {
         let waiters = self.waiters.lock();
-        let none_queued = waiters.queue.is_empty();
-        self.change(|word| (none_queued && word & HOLDER == 0).then_some(word + PROGRESS)).is_ok()
+        waiters.queue.is_empty() && self.step(Step::AcquireAsProgress).is_ok()
     }
 
     /// Releases the lock for a caller.
     pub(super) fn release(&self) {
-        let released = |word: u64| word & !(HOLDER | PARKED);
-        if self.change(|word| (word & HAS_WAITERS == 0).then(|| released(word))).is_err() {
-            let mut waiters = self.waiters.lock();
-            let _ = self.change(|word| Some(released(word)));
-            self.wake_waiters(&mut waiters);
-        }
-    }
-
-    /// True when the holder has borrowed the lock, and the progress thread has not noticed.
-    pub(super) fn is_borrowed(&self) -> bool {
-        self.word.load(Ordering::Relaxed) & HOLDER == BORROWED
+        self.step_and_wake(Step::Release);
     }
 
     /// Returns a borrowed lock to the progress thread, which sleeps in the reactor. False when that thread has woken
     /// meanwhile: then the caller still holds the lock.
     pub(super) fn release_borrowed(&self) -> bool {
-        let returned = |word: u64| (word & HOLDER == BORROWED).then(|| (word - BORROWED + PROGRESS) | PARKED);
-        match self.change(|word| returned(word).filter(|_| word & HAS_WAITERS == 0)) {
-            Ok(_) => true,
-            Err(word) if word & HOLDER != BORROWED => false,
-            Err(_) => {
-                let mut waiters = self.waiters.lock();
-                let was_borrowed = self.change(returned).is_ok();
-                if was_borrowed {
-                    self.wake_waiters(&mut waiters);
-                }
-                was_borrowed
-            }
-        }
+        self.step_and_wake(Step::Return)
     }
 
     /// Releases the lock for the progress thread; also called by other threads to take the lock from it.
     pub(super) fn release_as_progress(&self) {
-        let mut waiters = self.waiters.lock();
-        if self.change(|word| (word & HOLDER == PROGRESS).then_some(word & !(HOLDER | PARKED))).is_ok() {
-            self.wake_waiters(&mut waiters);
-        }
-    }
-
-    fn wake_waiters(&self, waiters: &mut Waiters) {
-        Self::wake_next(waiters);
-        if let Some(parked) = waiters.parked_waiter.take() {
-            parked.wake();
-        }
-        self.update_flags(waiters);
-    }
-
-    fn wake_next(waiters: &mut Waiters) {
-        if let Some(next) = waiters.queue.pop_front() {
-            next.wake();
-        }
+        self.step_and_wake(Step::ReleaseAsProgress);
     }
 
     /// Makes a borrowed lock the caller's own, since the caller needs the reactor itself. True when the lock was borrowed: then
     /// the caller has to wake the progress thread out of the reactor.
     pub(super) fn take_from_progress(&self) -> bool {
-        self.change(|word| (word & HOLDER == BORROWED).then(|| word - BORROWED + CALLER)).is_ok()
+        self.step(Step::Take).is_ok()
     }
 
     /// Marks the holder as about to block in the reactor. False when it must not block, since a caller wants the lock.
     pub(super) fn park(&self) -> bool {
-        self.change(|word| (word & WANTED == 0).then_some(word | PARKED)).is_ok()
+        self.change(|word| after(word, Step::Park).filter(|_| word & WANTED == 0)).is_ok()
     }
 
     /// Marks a caller that holds the lock as awake.
     pub(super) fn unpark(&self) {
-        let _ = self.change(|word| Some(word & !PARKED));
+        let _ = self.step(Step::Unpark);
     }
 
     /// Marks the progress thread as awake. False when a caller has taken the lock meanwhile.
     pub(super) fn unpark_progress(&self) -> bool {
-        let woken = self.change(|word| match word & HOLDER {
-            PROGRESS => Some(word & !PARKED),
-            BORROWED => Some(word - BORROWED + CALLER),
-            _ => None,
-        });
-        woken.is_ok_and(|(before, _)| before & HOLDER == PROGRESS)
+        self.step(Step::UnparkAsProgress).is_ok_and(|before| State::of(before) == State::ProgressParked)
+    }
+
+    /// True when the holder has borrowed the lock, and the progress thread has not noticed.
+    pub(super) fn is_borrowed(&self) -> bool {
+        State::of(self.word.load(Ordering::Relaxed)).after(Step::Return).is_some()
     }
 
     /// True when the holder blocks in the reactor, or is about to.
     pub(super) fn is_parked(&self) -> bool {
-        self.load() & PARKED != 0
+        self.state().is_parked()
     }
 
     /// Whether the holder is awake; `None` when no thread holds the lock.
     pub(super) fn holder_is_awake(&self) -> Option<bool> {
-        let word = self.load();
-        (word & HOLDER != 0).then_some(word & PARKED == 0)
+        let state = self.state();
+        (state != State::Free).then_some(!state.is_parked())
     }
 
     /// True when a caller could acquire the lock.
     pub(super) fn is_free(&self) -> bool {
-        Self::acquired_by_caller(self.word.load(Ordering::Relaxed)).is_some()
+        State::of(self.word.load(Ordering::Relaxed)).after(Step::Acquire).is_some()
     }
 
     /// True when a caller wants the progress thread to release the lock.
     pub(super) fn is_wanted(&self) -> bool {
         self.word.load(Ordering::Relaxed) & WANTED != 0
+    }
+}
+
+impl Waiters {
+    fn wake_next(&mut self) {
+        if let Some(next) = self.queue.pop_front() {
+            next.wake();
+        }
     }
 }
 
@@ -275,6 +340,37 @@ mod tests {
 
     use super::super::completion::ThreadSleeper;
     use super::*;
+
+    /// The arrows of the picture, and no others.
+    #[test]
+    fn steps_are_those_of_the_picture() {
+        use State::*;
+        use Step::*;
+        const STATES: [State; 7] = [Free, Caller, CallerParked, Borrowed, BorrowedParked, Progress, ProgressParked];
+        let arrows = [
+            (Acquire, vec![(Free, Caller), (ProgressParked, Borrowed)]),
+            (Release, vec![(Caller, Free), (CallerParked, Free)]),
+            (Take, vec![(Borrowed, Caller)]),
+            (Return, vec![(Borrowed, ProgressParked), (BorrowedParked, ProgressParked)]),
+            (Park, vec![(Caller, CallerParked), (Borrowed, BorrowedParked), (Progress, ProgressParked)]),
+            (Unpark, vec![(CallerParked, Caller), (BorrowedParked, Borrowed)]),
+            (AcquireAsProgress, vec![(Free, Progress)]),
+            (ReleaseAsProgress, vec![(Progress, Free), (ProgressParked, Free)]),
+            (UnparkAsProgress, vec![(Borrowed, Caller), (ProgressParked, Progress)]),
+        ];
+        for (step, expected) in arrows {
+            for flags in [0, WANTED, HAS_WAITERS, WANTED | HAS_WAITERS] {
+                let next = |state| after(state as u64 | flags | 7 * ACQUISITION, step);
+                let made: Vec<_> = STATES.into_iter().filter_map(|state| Some((state, State::of(next(state)?)))).collect();
+                assert_eq!(made, expected, "{step:?}");
+                for word in STATES.into_iter().filter_map(next) {
+                    let kept = if step == Acquire { flags & !WANTED } else { flags };
+                    let acquisitions = if step == Acquire { 8 } else { 7 };
+                    assert_eq!((word & (WANTED | HAS_WAITERS), word / ACQUISITION), (kept, acquisitions), "{step:?}");
+                }
+            }
+        }
+    }
 
     /// Callers acquire, borrow, park and queue at random times against a progress thread: one thread holds the lock at a time.
     #[test]
@@ -369,7 +465,7 @@ mod tests {
             }
             stop.store(true, Ordering::SeqCst);
         });
-        assert_eq!(lock.load() & (HOLDER | PARKED | WANTED), 0);
+        assert_eq!((lock.state(), lock.is_wanted()), (State::Free, false));
         assert!(lock.waiters.lock().queue.is_empty());
     }
 }

@@ -21,7 +21,7 @@ mod timers;
 mod workers;
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -183,10 +183,8 @@ pub(crate) struct Core {
     polls: polls::Polls,
     /// Queues for the thread that drives, kept between drives.
     pending: Mutex<Option<PendingOutputs>>,
-    /// What the driver has to handle: `UNSENT`, `HANDED_OFF`.
-    pending_flags: AtomicU32,
-    /// Events that a thread took from the reactor after it had lost the driver lock.
-    handed_off_events: Mutex<Vec<mio::event::Event>>,
+    /// The protocol has frames to send that a thread has left for the driver. Changes under the protocol's lock only.
+    unsent: AtomicBool,
     /// When the sleeping driver wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,
     start: Instant,
@@ -210,11 +208,6 @@ pub(crate) struct Core {
     /// The process that made the engine.
     process: CreatorProcess,
 }
-
-/// The protocol has frames to send that a thread has left unsent. Changes under the protocol's lock only.
-const UNSENT: u32 = 1;
-/// There are events in `handed_off_events`.
-const HANDED_OFF: u32 = 2;
 
 /// How long to wait for a thread that was rung out of the reactor, before ringing again: it takes less, unless the machine is
 /// overloaded.
@@ -270,8 +263,7 @@ impl Core {
             pacer,
             polls: polls::Polls::default(),
             pending: Mutex::default(),
-            pending_flags: AtomicU32::new(0),
-            handed_off_events: Mutex::default(),
+            unsent: AtomicBool::new(false),
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),
             timers: Mutex::default(),

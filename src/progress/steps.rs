@@ -15,7 +15,7 @@ use std::time::Instant;
 use slotmap::Key;
 
 use super::workers::Job;
-use super::{Core, EngineEnv, OperationOutcome, PeerChange, UNSENT, completion, frame_log};
+use super::{Core, EngineEnv, OperationOutcome, PeerChange, completion, frame_log};
 use crate::deferred_log::{self, defer};
 use crate::memory::Slice;
 use crate::proto::{self, LinkId, Log, Output, Proto};
@@ -201,8 +201,8 @@ impl Core {
 
     /// Leaves the protocol's frames for the driver to send. Called under the protocol's lock.
     fn leave_unsent(&self) {
-        if self.pending_flags.load(Ordering::Relaxed) & UNSENT == 0 {
-            self.pending_flags.fetch_or(UNSENT, Ordering::SeqCst);
+        if !self.unsent.load(Ordering::Relaxed) {
+            self.unsent.store(true, Ordering::SeqCst);
         }
     }
 
@@ -224,13 +224,13 @@ impl Core {
         if CORKED.get() == Some(self.identity()) {
             CORKED.set(None);
         }
-        if self.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
+        if self.unsent.load(Ordering::Relaxed) {
             self.exec(|_| ());
         }
     }
 
     pub(crate) fn uncork_unless_forked(&self) {
-        if self.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
+        if self.unsent.load(Ordering::Relaxed) {
             self.exec_unless_forked(|_| ());
         }
     }
@@ -296,8 +296,8 @@ pub(super) fn monotonic() -> u64 {
 #[inline]
 pub(super) fn collect(core: &Core, proto: &mut Proto<EngineEnv>, outputs: &mut Outputs) {
     proto.poll(&mut outputs.queue);
-    if core.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
-        core.pending_flags.fetch_and(!UNSENT, Ordering::SeqCst);
+    if core.unsent.load(Ordering::Relaxed) {
+        core.unsent.store(false, Ordering::SeqCst);
     }
 }
 

@@ -16,15 +16,12 @@ use std::time::Duration;
 
 use crate::mio;
 use crate::proto::{self, Proto};
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Instant, Mutex, MutexGuard};
 pub(crate) use completion::{Completion, OperationOutcome, ThreadSleeper, ThreadWaiter, with_sleeper};
 use drive::{DriveEnd, DriveGoal};
 use steps::{CoreSink, Outputs, PendingOutputs};
 use workers::Job;
-
-const UNSENT: u32 = 1;
-const HANDED_OFF: u32 = 2;
 
 pub(crate) enum EngineEnv {}
 
@@ -36,8 +33,7 @@ pub(crate) struct Core {
     waker: Arc<mio::Waker>,
     pacer: drive::PollPacer,
     polls: polls::Polls,
-    pending_flags: AtomicU32,
-    handed_off_events: Mutex<Vec<mio::event::Event>>,
+    unsent: AtomicBool,
     asleep_until: AtomicU64,
     start: Instant,
     timers: Mutex<Timers>,
@@ -106,8 +102,7 @@ impl Core {
             waker: waker.clone(),
             pacer: drive::PollPacer::new(),
             polls: polls::Polls::default(),
-            pending_flags: AtomicU32::new(0),
-            handed_off_events: Mutex::default(),
+            unsent: AtomicBool::new(false),
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),
             timers: Mutex::default(),
