@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Core;
-use super::completion::{ThreadWaiter, with_sleeper};
+use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
 use super::steps::{CoreSink, Outputs, PendingOutputs, collect};
 use super::workers::{self, Job};
@@ -246,34 +246,41 @@ impl Core {
         }
     }
 
-    fn wait_in_queue(&self, sleeper: &super::completion::ThreadSleeper, goal: &DriveGoal<'_>) -> bool {
-        let me = &sleeper.waiter;
+    fn wait_in_queue(&self, sleeper: &ThreadSleeper, goal: &DriveGoal<'_>) -> bool {
         let DriveGoal { stop: ready, deadline, .. } = *goal;
-        let ready_or_free = || ready() || self.driver_lock.is_free();
         // Not queued yet: a release need not wake a thread that is awake.
-        self.wait_awake(&ready_or_free);
+        self.wait_awake(&|| ready() || self.driver_lock.is_free());
+        let over = || ready() || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        match self.acquire_queued(sleeper, &over, deadline) {
+            Some(acquired) => self.drive_as_caller(acquired, goal),
+            None => ready(),
+        }
+    }
+
+    /// Acquires the driver lock when other threads release it; `None` when it is `over` before.
+    pub(super) fn acquire_queued(
+        &self,
+        sleeper: &ThreadSleeper,
+        over: &dyn Fn() -> bool,
+        deadline: Option<Instant>,
+    ) -> Option<Acquired> {
+        let me = &sleeper.waiter;
         let mut queued = false;
-        let done = loop {
-            if ready() {
-                break true;
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                break false;
-            }
+        while !over() {
             match self.driver_lock.acquire_or_queue(me) {
                 Acquired::Queued { soon } => {
                     queued = true;
-                    if !(soon && self.wait_awake(&ready_or_free)) {
+                    if !(soon && self.wait_awake(&|| over() || self.driver_lock.is_free())) {
                         sleeper.sleep(deadline);
                     }
                 }
-                acquired => return self.drive_as_caller(acquired, goal),
+                acquired => return Some(acquired),
             }
-        };
+        }
         if queued {
             self.driver_lock.leave_queue(me);
         }
-        done
+        None
     }
 
     /// Waits for `done` without sleeping, for a moment at most; whether it came. Waking a thread takes longer than most calls.

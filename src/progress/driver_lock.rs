@@ -360,7 +360,7 @@ mod tests {
         ];
         for (step, expected) in arrows {
             for flags in [0, WANTED, HAS_WAITERS, WANTED | HAS_WAITERS] {
-                let next = |state| after(state as u64 | flags | 7 * ACQUISITION, step);
+                let next = |state| after(state as u64 | flags | (7 * ACQUISITION), step);
                 let made: Vec<_> = STATES.into_iter().filter_map(|state| Some((state, State::of(next(state)?)))).collect();
                 assert_eq!(made, expected, "{step:?}");
                 for word in STATES.into_iter().filter_map(next) {

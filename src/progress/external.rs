@@ -27,7 +27,6 @@ use super::Core;
 use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::drive::DriveGoal;
 use super::driver_lock::Acquired;
-use super::threads::MAX_CORK;
 use super::workers::Job;
 use crate::deferred_log::defer;
 
@@ -242,16 +241,7 @@ impl Core {
             std::thread::yield_now();
             return None;
         }
-        loop {
-            match self.driver_lock.acquire_or_queue(&sleeper.waiter) {
-                Acquired::Queued { .. } if over() => {
-                    self.driver_lock.leave_queue(&sleeper.waiter);
-                    return None;
-                }
-                Acquired::Queued { .. } => sleeper.sleep(deadline),
-                acquired => return Some(acquired),
-            }
-        }
+        self.acquire_queued(sleeper, &over, deadline)
     }
 
     /// Drives until nothing more is found, and runs the jobs. True when something was handled.
@@ -299,14 +289,7 @@ impl Core {
                 continue;
             }
             let began = self.pacer.read_clock();
-            let waited = job.waited(self.pacer.nanos());
-            let ended = if more { self.corked(|| job.run(began, waited)) } else { job.run(began, waited) };
-            self.pacer.note(ended);
-            // The first answers of a long batch must not wait for the last.
-            if ended.saturating_duration_since(*corked_since.get_or_insert(began)) >= MAX_CORK {
-                self.uncork();
-                corked_since = None;
-            }
+            self.run_job(job, began, more, &mut corked_since);
         }
         RUNS_JOBS_OF.set(outer);
         self.uncork();

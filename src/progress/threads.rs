@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_micros(500);
 /// The same while futures drive: other futures may wait meanwhile.
 const SHORT_TICK: Duration = Duration::from_micros(250);
 /// How long answers are corked at most, if handlers are short.
-pub(super) const MAX_CORK: Duration = Duration::from_micros(50);
+const MAX_CORK: Duration = Duration::from_micros(50);
 /// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else it sleeps until the next one begins.
 const BUSY_HANDLERS: u64 = 4;
 /// How long `stop` waits for a progress thread: one that takes longer is blocked by a handler.
@@ -369,15 +369,7 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
         threads.note_running(job.class());
         // The time it takes to wake the watcher does not count as the handler's.
         let began = if threads.begin_handling(lock == LockState::Holding) { core.pacer.read_clock() } else { core.pacer.now() };
-        let waited = job.waited(core.pacer.nanos());
-        let ended = if more { core.corked(|| job.run(began, waited)) } else { job.run(began, waited) };
-        core.pacer.note(ended);
-        // The first answers of a long batch must not wait for the last.
-        let since = *corked_since.get_or_insert(began);
-        if more && ended.saturating_duration_since(since) >= MAX_CORK {
-            core.uncork();
-            corked_since = None;
-        }
+        core.run_job(job, began, more, &mut corked_since);
         match threads.end_handling() {
             Some(true) => {}
             Some(false) if lock == LockState::Holding => lock = LockState::ReleasedByHandler,
@@ -400,6 +392,20 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
         core.uncork();
     }
     lock
+}
+
+impl Core {
+    /// Runs a job of a batch. While there are `more`, its answer waits for theirs.
+    pub(super) fn run_job(&self, job: Job, began: Instant, more: bool, corked_since: &mut Option<Instant>) {
+        let waited = job.waited(self.pacer.nanos());
+        let ended = if more { self.corked(|| job.run(began, waited)) } else { job.run(began, waited) };
+        self.pacer.note(ended);
+        // The first answers of a long batch must not wait for the last.
+        if more && ended.saturating_duration_since(*corked_since.get_or_insert(began)) >= MAX_CORK {
+            self.uncork();
+            *corked_since = None;
+        }
+    }
 }
 
 fn watch(core: &Arc<Core>) {
