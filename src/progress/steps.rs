@@ -208,15 +208,10 @@ impl Core {
 
     /// Corks what this thread sends while `work` runs.
     pub(super) fn corked<R>(&self, work: impl FnOnce() -> R) -> R {
-        CORKED.set(Some(self.identity()));
+        let outer = CORKED.replace(Some(self.identity()));
         let result = work();
-        CORKED.set(None);
+        CORKED.set(outer);
         result
-    }
-
-    /// As `exec`, while requests are dispatched: on the driver, the frames go out with the answers to other requests.
-    pub(crate) fn exec_with_others(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
-        if self.is_driving() { self.corked(|| self.exec(step)) } else { self.exec(step) }
     }
 
     /// Sends what was corked or left unsent.
@@ -506,11 +501,17 @@ impl Core {
             Output::TransferDone { waiter, result } => waiter.set(OperationOutcome::Transferred(result, self.end_time(next))),
             Output::Request(incoming) => {
                 let Some(service) = self.service.get() else { return };
-                if let Some(job) = service.request(incoming) {
-                    match jobs {
-                        Some(jobs) => jobs.push(job),
-                        None => self.dispatch(job),
-                    }
+                let drives = jobs.is_some();
+                // A request may be refused at once, and that may make room for the next one, which has waited for it: corked, as a
+                // peer could else have this thread refuse one within the other until its stack ends.
+                self.corked(|| match (service.request(incoming), jobs) {
+                    (Some(job), Some(jobs)) => jobs.push(job),
+                    (Some(job), None) => self.dispatch(job),
+                    (None, _) => {}
+                });
+                // The driver sends what is unsent at its next poll, with the answers to other requests.
+                if !drives && self.unsent.load(Ordering::Relaxed) {
+                    self.follow_up(next, |_| ());
                 }
             }
             Output::CoverPayloads { link } => {

@@ -24,7 +24,7 @@ impl Service for EngineService {
         // A call that was parked for memory has been authorized already.
         if !incoming.again && !shared.authorize.as_ref().is_none_or(|allows| allows(&shared, &incoming)) {
             // Denied before the lookup, so that the caller can't find out which procedures exist.
-            shared.core.exec_with_others(|proto| {
+            shared.core.exec(|proto| {
                 proto.release(incoming.link, incoming.leases);
                 proto.deny(incoming.request, incoming.link, &incoming.declaration.name);
             });
@@ -38,7 +38,7 @@ impl Service for EngineService {
         };
         shared.statistics.unknown.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(target: "calomel::rpc", procedure = %incoming.declaration.name, provider = incoming.provider, ?status, "unknown procedure called");
-        shared.core.exec_with_others(|proto| {
+        shared.core.exec(|proto| {
             proto.release(incoming.link, incoming.leases);
             // This fails where the caller is gone, which does not matter here.
             let _ = proto.respond(incoming.request, Err(status));
