@@ -1,5 +1,8 @@
 //! Adversarial peers, which speak to an engine by libfabric's own messages.
 
+#[path = "ofi/names.rs"]
+mod names;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

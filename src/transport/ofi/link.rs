@@ -266,7 +266,8 @@ impl OfiLink {
         if self.is_closed() {
             return;
         }
-        if cause.kind() == io::ErrorKind::InvalidData {
+        // What has told no name of an endpoint is no peer.
+        if cause.kind() == io::ErrorKind::InvalidData && self.peer.get().is_some() {
             let (cause, remote) = (cause.to_string(), self.remote);
             let what = "a link is closed: its peer broke the protocol";
             defer(move || tracing::warn!(target: "calomel::ofi", cause, %remote, "{what}"));

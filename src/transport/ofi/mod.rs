@@ -165,6 +165,7 @@ impl OfiShared {
     /// The port's provider has failed: it is not polled any more, and no address leads to it.
     fn give_up(&self, port: &Arc<Port>) {
         self.ports.write().retain(|other| !Arc::ptr_eq(other, port));
+        self.watch.lock().forget_name(port.name().bytes());
         port.station.close();
     }
 

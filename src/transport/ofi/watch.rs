@@ -311,6 +311,11 @@ impl Watch {
         Some(state)
     }
 
+    /// The endpoint of this name is closed: it is not told any more, and nobody listens where it was.
+    pub(super) fn forget_name(&mut self, name: &[u8]) {
+        self.listeners.retain(|_, listener| listener.home.name.as_deref() != Some(name));
+    }
+
     pub(super) fn stop_listening(&mut self) {
         self.listeners.clear();
     }
@@ -510,6 +515,10 @@ mod tests {
         assert_eq!(two.listener.greeted_from((5, THERE)), None);
         two.listener.accepted(LINK, THERE);
         assert!(is_watching(&two.listener) && two.listener.waiting.is_empty() && two.listener.greeted.is_empty());
+        two.listener.forget_name(b"another");
+        assert_eq!(two.listener.listeners.len(), 1);
+        two.listener.forget_name(NAME);
+        assert!(two.listener.listeners.is_empty());
         two.dialler.forget(HERE);
         assert!(!two.until(false, |two| two.listener.sockets.is_empty()));
         assert_empty(&two.listener);
