@@ -20,7 +20,7 @@ use mio::{Interest, Token};
 
 use super::limits::RETRY_SLOWLY;
 use super::link::other_version;
-use super::wire::{ANSWER, Answer, GREETING, Greeting, suit};
+use super::wire::{ANSWER, GREETING, Greeting, GreetingAnswer, suit};
 use crate::Transport;
 use crate::address::OfiProvider;
 
@@ -338,7 +338,7 @@ impl Step {
 
 impl Home {
     fn answer(&self, name: &[u8]) -> [u8; ANSWER] {
-        Answer { versions: self.versions, provider: Some(self.provider), name }.encode()
+        GreetingAnswer { versions: self.versions, provider: Some(self.provider), name }.encode()
     }
 }
 
@@ -346,7 +346,7 @@ impl Dialled {
     /// The name of the peer's endpoint; empty where it is not asked for.
     fn take_answer(&self, bytes: &[u8; ANSWER]) -> io::Result<Vec<u8>> {
         let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-        let answer = Answer::decode(bytes).ok_or_else(|| invalid("it is no engine that listens there".to_owned()))?;
+        let answer = GreetingAnswer::decode(bytes).ok_or_else(|| invalid("it is no engine that listens there".to_owned()))?;
         if answer.provider != self.greeting.provider {
             let other = answer.provider.map_or("another provider".to_owned(), |other| Transport::Ofi(other).to_string());
             return Err(invalid(format!("the engine there listens with {other}")));

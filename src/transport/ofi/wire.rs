@@ -274,7 +274,7 @@ pub(super) struct Greeting {
 
 /// What a listener answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer<'a> {
+pub(super) struct GreetingAnswer<'a> {
     pub versions: (u16, u16),
     pub provider: Option<OfiProvider>,
     /// The name of its endpoint. Empty where the dialler knows it, or can't use it.
@@ -334,7 +334,7 @@ impl Greeting {
     }
 }
 
-impl<'a> Answer<'a> {
+impl<'a> GreetingAnswer<'a> {
     /// The name is no longer than `MAX_NAME`.
     pub(super) fn encode(&self) -> [u8; ANSWER] {
         let (mut out, name) = ([0; ANSWER], self.name.get(..MAX_NAME).unwrap_or(self.name));
@@ -344,11 +344,11 @@ impl<'a> Answer<'a> {
         out
     }
 
-    pub(super) fn decode(bytes: &'a [u8; ANSWER]) -> Option<Answer<'a>> {
+    pub(super) fn decode(bytes: &'a [u8; ANSWER]) -> Option<GreetingAnswer<'a>> {
         let mut fields = Fields(bytes);
         let (versions, provider) = fields.preface()?;
         let len = usize::from(fields.u16()?);
-        Some(Answer { versions, provider, name: fields.0.get(..len)? })
+        Some(GreetingAnswer { versions, provider, name: fields.0.get(..len)? })
     }
 }
 
@@ -406,8 +406,8 @@ mod tests {
             let greeting = Greeting { versions: (1, 3), provider, link: (7 << 60, 9 << 50) };
             assert_eq!(Greeting::decode(&greeting.encode()), Some(greeting));
             for name in [&b""[..], b"a name", &[0xee; MAX_NAME]] {
-                let answer = Answer { versions: (2, 2), provider, name };
-                assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+                let answer = GreetingAnswer { versions: (2, 2), provider, name };
+                assert_eq!(GreetingAnswer::decode(&answer.encode()), Some(answer));
             }
         }
     }
@@ -415,26 +415,26 @@ mod tests {
     #[test]
     fn hostile_greetings_and_answers_are_refused() {
         let greeting = Greeting { versions: (1, 3), provider: Some(OfiProvider::Cxi), link: (1, 2) };
-        let answer = Answer { versions: (1, 3), provider: Some(OfiProvider::Cxi), name: b"a name" };
+        let answer = GreetingAnswer { versions: (1, 3), provider: Some(OfiProvider::Cxi), name: b"a name" };
         for at in 0..8 {
             let (mut foreign, mut other) = (greeting.encode(), answer.encode());
             foreign[at] ^= 0x20;
             other[at] ^= 0x20;
-            assert_eq!((Greeting::decode(&foreign), Answer::decode(&other)), (None, None));
+            assert_eq!((Greeting::decode(&foreign), GreetingAnswer::decode(&other)), (None, None));
         }
         assert_eq!(Greeting::decode(&Greeting { versions: (3, 2), ..greeting }.encode()), None);
         assert_eq!(Greeting::decode(&Greeting { link: (1, 0), ..greeting }.encode()), None, "0 is no link");
-        assert_eq!(Answer::decode(&Answer { versions: (3, 2), ..answer }.encode()), None);
+        assert_eq!(GreetingAnswer::decode(&GreetingAnswer { versions: (3, 2), ..answer }.encode()), None);
         for len in [MAX_NAME as u16 + 1, u16::MAX] {
             let mut long = answer.encode();
             long[14..16].copy_from_slice(&len.to_le_bytes());
-            assert_eq!(Answer::decode(&long), None, "a name of {len} bytes");
+            assert_eq!(GreetingAnswer::decode(&long), None, "a name of {len} bytes");
         }
         let mut unknown = greeting.encode();
         unknown[12] = 77;
         assert_eq!(Greeting::decode(&unknown).unwrap().provider, None);
         for filler in [0, 0xff, b'G'] {
-            assert_eq!((Greeting::decode(&[filler; GREETING]), Answer::decode(&[filler; ANSWER])), (None, None));
+            assert_eq!((Greeting::decode(&[filler; GREETING]), GreetingAnswer::decode(&[filler; ANSWER])), (None, None));
         }
     }
 

@@ -9,7 +9,7 @@ use super::super::limits::{CREDITS, MESSAGE};
 use super::super::provider;
 use super::super::station::Station;
 use super::super::sys::{EndpointName, Label, PeerAddress, Posted};
-use super::super::wire::{self, ANSWER, Answer, GREETING, Greeting, OfiContent, OfiHeader, OfiHello};
+use super::super::wire::{self, ANSWER, GREETING, Greeting, GreetingAnswer, OfiContent, OfiHeader, OfiHello};
 use super::BOUND;
 use crate::address::OfiProvider;
 use crate::proto::wire::VERSIONS;
@@ -139,9 +139,9 @@ fn other_listeners_are_named_in_the_error() {
     assert_eq!(add(&client, opx.address()).unwrap(), 3);
     opx.finalize().unwrap();
 
-    let other = Answer { versions: (900, 901), provider: Some(OfiProvider::Cxi), name: b"a name" };
-    let nameless = Answer { versions: VERSIONS, provider: Some(OfiProvider::Cxi), name: b"" };
-    let foreign = Answer { versions: VERSIONS, provider: Some(OfiProvider::Cxi), name: &[1; 100] };
+    let other = GreetingAnswer { versions: (900, 901), provider: Some(OfiProvider::Cxi), name: b"a name" };
+    let nameless = GreetingAnswer { versions: VERSIONS, provider: Some(OfiProvider::Cxi), name: b"" };
+    let foreign = GreetingAnswer { versions: VERSIONS, provider: Some(OfiProvider::Cxi), name: &[1; 100] };
     let cases: [(&[u8], &str); 5] = [
         (&[b'x'; ANSWER], "no engine"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "ended before the name"),
@@ -202,7 +202,7 @@ fn garbage_at_the_port_is_closed() {
     more.write_all(&[&greeting[..], b"more"].concat()).unwrap();
     let mut answer = [0; ANSWER];
     if more.read_exact(&mut answer).is_ok() {
-        assert!(!Answer::decode(&answer).unwrap().name.is_empty());
+        assert!(!GreetingAnswer::decode(&answer).unwrap().name.is_empty());
         assert_eq!(more.read(&mut [0; 8]).unwrap_or(0), 0);
     }
     let client = client();
@@ -293,7 +293,7 @@ fn hello_without_a_greeting_is_dropped() {
     stream.write_all(&greeting.encode()).unwrap();
     let mut answer = [0; ANSWER];
     stream.read_exact(&mut answer).unwrap();
-    let to = raw.insert(Answer::decode(&answer).unwrap().name);
+    let to = raw.insert(GreetingAnswer::decode(&answer).unwrap().name);
     // Of another link, of another incarnation, and with names that the provider must not be given.
     let name = raw.name();
     let bad = [
@@ -332,7 +332,7 @@ fn the_end_of_a_listener_ends_the_link() {
         drop(listener);
         let mut greeting = [0; GREETING];
         stream.read_exact(&mut greeting).unwrap();
-        let home = Answer { versions: VERSIONS, provider: Some(OfiProvider::Cxi), name: raw.name() };
+        let home = GreetingAnswer { versions: VERSIONS, provider: Some(OfiProvider::Cxi), name: raw.name() };
         stream.write_all(&home.encode()).unwrap();
         let message = raw.hear(BOUND).expect("a hello");
         let (_, OfiContent::Hello(hello)) = wire::decode(&message).unwrap() else { panic!("{message:?}") };
