@@ -193,25 +193,37 @@ impl OfiShared {
     /// Opens an endpoint at an address of this host.
     fn open(self: &Arc<Self>, provider: OfiProvider, socket: SocketAddr, listens: bool) -> io::Result<Arc<Port>> {
         let info = provider::at(provider, socket)?;
-        let (station, watch) = if info.opaque_names {
-            let listener = if listens { Some(TcpListener::bind(socket)?) } else { None };
-            let at = listener.as_ref().map_or(Ok(socket), TcpListener::local_addr)?;
-            let station = self.open_station(provider, info, at)?;
-            if let Some(listener) = listener {
-                self.answer_at(listener, provider, Some(station.endpoint.name().bytes().to_vec()))?;
-            }
-            (station, 0)
-        } else {
-            let station = self.open_station(provider, info, socket)?;
-            let watch = if listens { self.listen_for_watchers(&station) } else { Ok(0) };
-            let watch = watch.unwrap_or_else(|error| {
-                defer(move || tracing::debug!(target: "calomel::ofi", %error, "peers can't watch this engine"));
-                0
-            });
-            (station, watch)
-        };
+        if info.opaque_names {
+            return self.open_under_a_name(provider, info, socket, listens);
+        }
+        let station = self.open_station(provider, info, socket)?;
+        let watch = if listens { self.listen_for_watchers(&station) } else { Ok(0) };
+        let watch = watch.unwrap_or_else(|error| {
+            defer(move || tracing::debug!(target: "calomel::ofi", %error, "peers can't watch this engine"));
+            0
+        });
         let port = Port::open(station, listens, watch)?;
         self.ports.write().push(port.clone());
+        Ok(port)
+    }
+
+    /// As `open`: the provider chooses the name, and a listener tells it at the address.
+    fn open_under_a_name(
+        self: &Arc<Self>,
+        provider: OfiProvider,
+        info: Info,
+        socket: SocketAddr,
+        listens: bool,
+    ) -> io::Result<Arc<Port>> {
+        let listener = if listens { Some(TcpListener::bind(socket)?) } else { None };
+        let at = listener.as_ref().map_or(Ok(socket), TcpListener::local_addr)?;
+        let port = Port::open(self.open_station(provider, info, at)?, listens, 0)?;
+        self.ports.write().push(port.clone());
+        if let Some(listener) = listener {
+            // Told only now: those who know the name may say hello at once.
+            let told = self.answer_at(listener, provider, Some(port.name().bytes().to_vec()));
+            told.inspect_err(|_| self.give_up(&port))?;
+        }
         Ok(port)
     }
 
