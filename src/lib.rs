@@ -72,7 +72,7 @@
 //!
 //! Over `ofi+PROVIDER://`, what holds is what the column `tcp://` says, with these exceptions:
 //!
-//! | | `ofi+tcp://`, `ofi+tcp+rxm://` | `ofi+verbs://` |
+//! | | `ofi+tcp://`, `ofi+tcp+rxm://` | `ofi+verbs://`; also `ofi+cxi://`, `ofi+opx://`, `ofi+efa://`, which have run on no card yet |
 //! |---|---|---|
 //! | a transfer, or a call with large arguments, that timed out or was cancelled | may take 250 ms more, until the provider no longer accesses local memory; if it does then, the connection ends | as tcp |
 //! | copies by this library between the two memories | none; two at memory of many segments, with checksums, or with a [`Grant`] that may lapse | two |

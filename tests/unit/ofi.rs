@@ -1,5 +1,8 @@
 //! Adversarial peers, which speak to an engine by libfabric's own messages.
 
+#[path = "ofi/names.rs"]
+mod names;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -8,7 +11,7 @@ use mio::Token;
 use super::limits::{CREDITS, MESSAGE};
 use super::provider;
 use super::station::Station;
-use super::sys::{Label, PeerAddress, SocketName};
+use super::sys::{EndpointName, Label, PeerAddress};
 use super::wire::{self, OfiContent, OfiHeader, OfiHello};
 use crate::address::OfiProvider;
 use crate::proto::wire::VERSIONS;
@@ -48,9 +51,10 @@ struct Raw {
 impl Raw {
     fn towards(engine: &Engine) -> Raw {
         let poll = mio::Poll::new().unwrap();
-        let info = provider::at(OfiProvider::Tcp, "127.0.0.1:0".parse().unwrap()).unwrap();
-        let station = Station::open(OfiProvider::Tcp, info, poll.registry(), Token(0)).unwrap();
-        let to = station.av.insert(&SocketName::of(engine.address().socket().unwrap())).unwrap();
+        let at = "127.0.0.1:0".parse().unwrap();
+        let info = provider::at(OfiProvider::Tcp, at).unwrap();
+        let station = Station::open(OfiProvider::Tcp, info, at, poll.registry(), Token(0)).unwrap();
+        let to = station.av.insert(&EndpointName::of(engine.address().socket().unwrap())).unwrap();
         for _ in 0..64 {
             station.endpoint.receive(vec![0; MESSAGE], 0, Label::Message).unwrap();
         }
@@ -151,7 +155,7 @@ fn hello_from_an_impossible_address_is_dropped() {
     let raw = Raw::towards(&engine);
     let header = OfiHeader { sequence: 0, to: 0, handled: 0 };
     for address in ["0.0.0.0:7", "224.0.0.1:7", "127.0.0.1:0", "[::1]:7"] {
-        let name = SocketName::of(address.parse().unwrap());
+        let name = EndpointName::of(address.parse().unwrap());
         raw.say(header, &OfiContent::Hello(OfiHello { name: name.bytes(), ..raw.hello() }));
     }
     raw.say(header, &OfiContent::Hello(OfiHello { name: b"no address", ..raw.hello() }));
@@ -198,8 +202,8 @@ fn repeated_hello_makes_one_link() {
 #[test]
 fn link_whose_peer_breaks_the_rules_ends() {
     let Some(engine) = victim() else { return };
-    let name = SocketName::of("127.0.0.1:7".parse().unwrap());
-    let elsewhere = SocketName::of("10.99.0.1:7".parse().unwrap());
+    let name = EndpointName::of("127.0.0.1:7".parse().unwrap());
+    let elsewhere = EndpointName::of("10.99.0.1:7".parse().unwrap());
     let announce = OfiContent::Announce { number: 0, len: 1 << 20, covered: false, name: name.bytes() };
     let cases: &[(&str, OfiHeader, OfiContent<'_>)] = &[
         ("a gap", OfiHeader { sequence: 1, to: 0, handled: 0 }, OfiContent::Credit),
@@ -258,8 +262,8 @@ fn unknown_provider_and_busy_port_are_errors() {
     let begin = Instant::now();
     let foreign = Engine::builder().listen("ofi+tcp://192.0.2.1:0").build().unwrap_err();
     assert!(foreign.to_string().contains("192.0.2.1"), "{foreign}");
-    let absent = Engine::builder().listen("ofi+opx://127.0.0.1:0").build().unwrap_err();
-    assert!(absent.to_string().contains("opx"), "{absent}");
+    let absent = Engine::builder().listen("ofi+efa://127.0.0.1:0").build().unwrap_err();
+    assert!(absent.to_string().contains("no provider \"efa\""), "{absent}");
     assert!(begin.elapsed() < BOUND);
     engine.finalize().unwrap();
 }

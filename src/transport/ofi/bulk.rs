@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::port::checked_name;
 use super::provider;
 use super::station::Station;
-use super::sys::{Label, LoanHost, PATIENCE, PeerAddress, Posted, SocketName};
+use super::sys::{EndpointName, Label, LoanHost, PATIENCE, PeerAddress, Posted};
 use crate::memory::Slice;
 use crate::sync::Mutex;
 
@@ -30,7 +30,7 @@ pub(super) struct BulkEndpoint {
     pub station: Station,
     owner: Weak<dyn BulkOwner>,
     /// The peer's bulk endpoint, once it is known.
-    peer: Mutex<Option<(SocketName, PeerAddress)>>,
+    peer: Mutex<Option<(EndpointName, PeerAddress)>>,
     /// Payloads that are under way, in either direction: while there are any the driver polls it.
     under_way: AtomicUsize,
 }
@@ -77,14 +77,14 @@ impl BulkEndpoint {
         self.station.endpoint.name().bytes()
     }
 
-    /// The peer's bulk endpoint is at this address, which must be of the host that the link leads to.
+    /// The peer's bulk endpoint is at this address, which must be of the host that the link leads to, if it tells its host.
     pub(super) fn set_peer(&self, name: &[u8], host: SocketAddr) -> io::Result<()> {
         let mut slot = self.peer.lock();
         if slot.as_ref().is_some_and(|(known, _)| known.bytes() == name) {
             return Ok(());
         }
-        let (name, socket) = checked_name(name, self.station.socket)?;
-        if slot.is_some() || socket.ip() != host.ip() {
+        let (name, socket) = checked_name(name, &self.station)?;
+        if slot.is_some() || socket.is_some_and(|socket| socket.ip() != host.ip()) {
             let what = "it names a bulk endpoint that is not its own";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }

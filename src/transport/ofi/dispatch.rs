@@ -105,7 +105,7 @@ fn hello(shared: &Arc<OfiShared>, port: &Arc<Port>, hello: OfiHello<'_>, sink: &
     if let Some(link) = shared.accepted_link((hello.incarnation, hello.link)) {
         return link.accept_again();
     }
-    let peer = match PeerName::insert(port, hello.name) {
+    let peer = match shared.peer_of(port, &hello) {
         Ok(peer) => peer,
         Err(error) => return defer(move || tracing::debug!(target: "calomel::ofi", %error, "a hello is not answered")),
     };

@@ -7,7 +7,7 @@ mod leaving;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use super::OfiShared;
@@ -15,7 +15,9 @@ use super::bulk::{BulkEndpoint, BulkOwner};
 use super::limits::{CHUNK, CREDITS, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RETRY, RETRY_SLOWLY};
 use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
 use super::port::{PeerName, Port};
+use super::sys::PeerAddress;
 use super::wire::{OfiContent, OfiHeader, OfiHello};
+use crate::address::OfiProvider;
 use crate::deferred_log::defer;
 use crate::memory::Slice;
 use crate::sync::Mutex;
@@ -32,7 +34,10 @@ pub(super) struct OfiLink {
     me: Weak<OfiLink>,
     shared: Arc<OfiShared>,
     port: Arc<Port>,
-    peer: PeerName,
+    /// Where the peer is.
+    remote: SocketAddr,
+    /// The peer's endpoint, once its name is known.
+    peer: OnceLock<PeerName>,
     /// For a link that was accepted: the peer's incarnation, and its number of the link.
     pub accepted_as: Option<(u64, u64)>,
     connected: AtomicBool,
@@ -61,20 +66,22 @@ impl OfiLink {
         shared: &Arc<OfiShared>,
         port: &Arc<Port>,
         key: LinkKey,
-        peer: PeerName,
+        remote: SocketAddr,
+        peer: Option<PeerName>,
         accepted_as: Option<(u64, u64)>,
     ) -> io::Result<Arc<OfiLink>> {
         let number = u64::from_ne_bytes(random::from_system()?).max(1);
         let first_tag = u64::from_ne_bytes(random::from_system()?);
         port.admit_link()?;
-        let out = OfiOutbox::new(peer.address());
+        let out = OfiOutbox::new(peer.as_ref().map_or(PeerAddress::UNKNOWN, PeerName::address));
         let link = Arc::new_cyclic(|me| OfiLink {
             key,
             number,
             me: me.clone(),
             shared: shared.clone(),
             port: port.clone(),
-            peer,
+            remote,
+            peer: peer.map_or_else(OnceLock::new, OnceLock::from),
             accepted_as,
             connected: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -96,9 +103,11 @@ impl OfiLink {
 
     /// A peer has dialled.
     pub(super) fn accept(shared: &Arc<OfiShared>, port: &Arc<Port>, hello: OfiHello<'_>, peer: PeerName, sink: &mut dyn Sink) {
-        let key = sink.accepted(Address::ofi(port.station.provider, peer.socket()));
-        match OfiLink::new(shared, port, key, peer, Some((hello.incarnation, hello.link))) {
+        let (remote, accepted_as) = (peer.socket(), (hello.incarnation, hello.link));
+        let key = sink.accepted(Address::ofi(port.station.provider, remote));
+        match OfiLink::new(shared, port, key, remote, Some(peer), Some(accepted_as)) {
             Ok(link) => {
+                shared.watch.lock().accepted(accepted_as, link.number);
                 link.out.lock().open(hello.link, hello.credits, hello.message);
                 link.connected.store(true, Ordering::Release);
                 sink.attach(key, link.clone());
@@ -120,7 +129,11 @@ impl OfiLink {
 
     /// Whether its peer is at this address.
     pub(super) fn is_from(&self, ip: IpAddr) -> bool {
-        self.peer.socket().ip() == ip
+        self.remote.ip() == ip
+    }
+
+    pub(super) fn provider(&self) -> OfiProvider {
+        self.port.station.provider
     }
 
     /// The process of the peer has ended. What it sent before is handled first, since it may arrive on another way.
@@ -147,15 +160,38 @@ impl OfiLink {
         }
     }
 
-    /// Dials: the hello is repeated until there is an answer.
+    /// Dials: where the name of the peer's endpoint is not known, the peer is asked for it first.
     pub(super) fn dial(&self) {
-        let now = Instant::now();
-        *self.dialling.lock() = Some(Dialling::new(now, self.port.station.provider, self.peer.socket()));
-        let sent = self.out.lock().send_hello(&self.port, &OfiContent::Hello(self.hello()));
-        match sent {
-            Ok(()) => self.wants_timer(now + RETRY),
-            Err(error) => self.fail(error),
+        let known = self.peer.get().is_some();
+        let begun = if known { self.say_hello() } else { self.shared.greet(self, self.remote, true) };
+        if let Err(error) = begun {
+            self.fail(error);
         }
+    }
+
+    /// The peer has told the name of its endpoint.
+    pub(super) fn peer_is_named(&self, name: &[u8], sink: &mut dyn Sink) {
+        if self.is_closed() {
+            return;
+        }
+        let named = PeerName::insert(&self.port, name, Some(self.remote)).and_then(|peer| {
+            *self.out.lock() = OfiOutbox::new(peer.address());
+            // It is told once.
+            let _ = self.peer.set(peer);
+            self.say_hello()
+        });
+        if let Err(error) = named {
+            self.report_failure(error, sink);
+        }
+    }
+
+    /// The hello is repeated until there is an answer.
+    fn say_hello(&self) -> io::Result<()> {
+        let now = Instant::now();
+        *self.dialling.lock() = Some(Dialling::new(now, self.provider(), self.remote));
+        self.out.lock().send_hello(&self.port, &OfiContent::Hello(self.hello()))?;
+        self.wants_timer(now + RETRY);
+        Ok(())
     }
 
     /// Answers a hello.
@@ -185,8 +221,12 @@ impl OfiLink {
         *self.dialling.lock() = None;
         self.out.lock().open(hello.link, hello.credits, hello.message);
         self.connected.store(true, Ordering::Release);
-        if hello.watch != 0 {
-            self.shared.watch(self, SocketAddr::new(self.peer.socket().ip(), hello.watch), hello.link);
+        // Where names are opaque, the connection is there.
+        if hello.watch != 0
+            && !self.port.station.has_opaque_names()
+            && let Err(error) = self.shared.greet(self, SocketAddr::new(self.remote.ip(), hello.watch), false)
+        {
+            defer(move || tracing::debug!(target: "calomel::ofi", %error, "a peer can't be watched"));
         }
         sink.connected(self.key);
         sink.chunk(self.key, CHUNK);
@@ -226,8 +266,9 @@ impl OfiLink {
         if self.is_closed() {
             return;
         }
-        if cause.kind() == io::ErrorKind::InvalidData {
-            let (cause, remote) = (cause.to_string(), self.peer.socket());
+        // What has told no name of an endpoint is no peer.
+        if cause.kind() == io::ErrorKind::InvalidData && self.peer.get().is_some() {
+            let (cause, remote) = (cause.to_string(), self.remote);
             let what = "a link is closed: its peer broke the protocol";
             defer(move || tracing::warn!(target: "calomel::ofi", cause, %remote, "{what}"));
         }
@@ -331,7 +372,7 @@ impl OfiLink {
         if self.is_closed() {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        let bulk = self.shared.open_bulk(&self.port, self.peer.socket(), self.me.clone())?;
+        let bulk = self.shared.open_bulk(&self.port, self.remote, self.me.clone())?;
         Ok(slot.insert(bulk).clone())
     }
 
@@ -408,7 +449,7 @@ impl OfiLink {
     }
 }
 
-fn other_version((low, high): (u16, u16)) -> io::Error {
+pub(super) fn other_version((low, high): (u16, u16)) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, OtherVersion { low, high })
 }
 
@@ -457,11 +498,11 @@ impl Link for OfiLink {
     }
 
     fn scheme(&self) -> Transport {
-        Transport::Ofi(self.port.station.provider)
+        Transport::Ofi(self.provider())
     }
 
     fn is_local(&self) -> bool {
-        let (own, peer) = (self.port.station.socket.ip(), self.peer.socket().ip());
+        let (own, peer) = (self.port.station.socket.ip(), self.remote.ip());
         own == peer || peer.is_loopback()
     }
 

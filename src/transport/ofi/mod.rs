@@ -27,6 +27,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use mio::Token;
+use mio::net::TcpListener;
 
 use super::{Capabilities, Link, LinkKey, Reactor, Sink, TransportDriver, resolve, resolve_to_listen, source_towards};
 use crate::address::OfiProvider;
@@ -40,7 +41,8 @@ use link::OfiLink;
 use port::{PeerName, Port};
 use station::Station;
 use sys::Info;
-use watch::{Watch, WatchEvent};
+use watch::{Dialled, Home, Watch, WatchEvent};
+use wire::{Greeting, OfiHello};
 
 pub(crate) struct Ofi {
     shared: Arc<OfiShared>,
@@ -163,6 +165,7 @@ impl OfiShared {
     /// The port's provider has failed: it is not polled any more, and no address leads to it.
     fn give_up(&self, port: &Arc<Port>) {
         self.ports.write().retain(|other| !Arc::ptr_eq(other, port));
+        self.watch.lock().forget_name(port.name().bytes());
         port.station.close();
     }
 
@@ -189,8 +192,12 @@ impl OfiShared {
 
     /// Opens an endpoint at an address of this host.
     fn open(self: &Arc<Self>, provider: OfiProvider, socket: SocketAddr, listens: bool) -> io::Result<Arc<Port>> {
-        let station = self.open_station(provider, provider::at(provider, socket)?)?;
-        let watch = if listens { self.watch.lock().listen(&self.registry, self.token(), station.socket.ip()) } else { Ok(0) };
+        let info = provider::at(provider, socket)?;
+        if info.opaque_names {
+            return self.open_under_a_name(provider, info, socket, listens);
+        }
+        let station = self.open_station(provider, info, socket)?;
+        let watch = if listens { self.listen_for_watchers(&station) } else { Ok(0) };
         let watch = watch.unwrap_or_else(|error| {
             defer(move || tracing::debug!(target: "calomel::ofi", %error, "peers can't watch this engine"));
             0
@@ -200,8 +207,41 @@ impl OfiShared {
         Ok(port)
     }
 
-    fn open_station(&self, provider: OfiProvider, info: Info) -> io::Result<Station> {
-        Station::open(provider, info, &self.registry, Token(self.token()))
+    /// As `open`: the provider chooses the name, and a listener tells it at the address.
+    fn open_under_a_name(
+        self: &Arc<Self>,
+        provider: OfiProvider,
+        info: Info,
+        socket: SocketAddr,
+        listens: bool,
+    ) -> io::Result<Arc<Port>> {
+        let listener = if listens { Some(TcpListener::bind(socket)?) } else { None };
+        let at = listener.as_ref().map_or(Ok(socket), TcpListener::local_addr)?;
+        let port = Port::open(self.open_station(provider, info, at)?, listens, 0)?;
+        self.ports.write().push(port.clone());
+        if let Some(listener) = listener {
+            // Told only now: those who know the name may say hello at once.
+            let told = self.answer_at(listener, provider, Some(port.name().bytes().to_vec()));
+            told.inspect_err(|_| self.give_up(&port))?;
+        }
+        Ok(port)
+    }
+
+    fn listen_for_watchers(&self, station: &Station) -> io::Result<u16> {
+        let listener = TcpListener::bind(SocketAddr::new(station.socket.ip(), 0))?;
+        let port = listener.local_addr()?.port();
+        self.answer_at(listener, station.provider, None)?;
+        Ok(port)
+    }
+
+    /// Answers greetings at this socket: with the name of the endpoint, where diallers have to ask for it.
+    fn answer_at(&self, listener: TcpListener, provider: OfiProvider, name: Option<Vec<u8>>) -> io::Result<()> {
+        let home = Home { provider, versions: self.versions, name };
+        self.watch.lock().listen(&self.registry, self.token(), listener, home)
+    }
+
+    fn open_station(&self, provider: OfiProvider, info: Info, at: SocketAddr) -> io::Result<Station> {
+        Station::open(provider, info, at, &self.registry, Token(self.token()))
     }
 
     /// A token of the reactor that is not in use.
@@ -209,11 +249,34 @@ impl OfiShared {
         self.first_token + self.count.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Watches the peer of a link that was dialled, which has named this port for that.
-    fn watch(&self, link: &OfiLink, peer: SocketAddr, number: u64) {
-        let dialled = self.watch.lock().dial(&self.registry, self.token(), peer, link.number, number);
-        if let Err(error) = dialled {
-            defer(move || tracing::debug!(target: "calomel::ofi", %error, "a peer can't be watched"));
+    /// Connects to the TCP port of the peer of a link that is dialled, to watch it, or also to ask for the name of its endpoint.
+    fn greet(&self, link: &OfiLink, peer: SocketAddr, asks: bool) -> io::Result<()> {
+        let (provider, identity) = (Some(link.provider()), (self.incarnation, link.number));
+        let greeting = Greeting { versions: self.versions, provider, link: identity };
+        let dialled = Dialled { link: link.number, greeting, asks };
+        self.watch.lock().dial(&self.registry, self.token(), peer, dialled)
+    }
+
+    /// The peer that says hello. An error where the name of its endpoint is not possible, or where it should have greeted and
+    /// has not: what its name does not tell is known from that.
+    fn peer_of(&self, port: &Arc<Port>, hello: &OfiHello<'_>) -> io::Result<PeerName> {
+        if !port.station.has_opaque_names() {
+            return PeerName::insert(port, hello.name, None);
+        }
+        let from = self.watch.lock().greeted_from((hello.incarnation, hello.link));
+        let from = from.ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "it comes without a greeting"))?;
+        PeerName::insert(port, hello.name, Some(from))
+    }
+
+    /// Closes connections of strangers that have had their time. Sets the timer for the others.
+    fn tidy_watch(&self, now: Instant) {
+        let next = {
+            let mut watch = self.watch.lock();
+            watch.tidy(&self.registry, now, || self.token());
+            watch.next(now)
+        };
+        if let Some(at) = next {
+            self.set_timer(None, at);
         }
     }
 
@@ -221,14 +284,19 @@ impl OfiShared {
     fn open_bulk(&self, port: &Port, remote: SocketAddr, owner: Weak<dyn BulkOwner>) -> io::Result<Arc<BulkEndpoint>> {
         let own = port.station.socket.ip();
         let ip = if own.is_unspecified() { source_towards(remote)? } else { own };
-        let info = port.station.domain.info.at(SocketAddr::new(ip, 0))?;
-        Ok(BulkEndpoint::open(self.open_station(port.station.provider, info)?, owner))
+        let at = SocketAddr::new(ip, 0);
+        let info = port.station.domain.info.at(at)?;
+        Ok(BulkEndpoint::open(self.open_station(port.station.provider, info, at)?, owner))
     }
 
     /// The endpoint from which this address is dialled.
     fn port_towards(self: &Arc<Self>, provider: OfiProvider, remote: SocketAddr) -> io::Result<Arc<Port>> {
         let source: IpAddr = source_towards(remote)?;
-        let suits = |port: &&Arc<Port>| port.station.provider == provider && port.station.socket.ip() == source;
+        // An endpoint with an opaque name is at no IP address.
+        let suits = |port: &&Arc<Port>| {
+            let Station { provider: of, socket, .. } = &port.station;
+            *of == provider && (port.station.has_opaque_names() || socket.ip() == source)
+        };
         if let Some(port) = self.ports.read().iter().find(suits) {
             return Ok(port.clone());
         }
@@ -289,6 +357,7 @@ impl Ofi {
             *alarm = None;
             self.shared.has_alarm.store(false, Ordering::Release);
         }
+        self.shared.tidy_watch(now);
         let timed = std::mem::take(&mut *self.shared.timed.lock());
         for link in timed {
             if let Some(at) = link.on_timer(now, sink) {
@@ -348,8 +417,9 @@ impl TransportDriver for Ofi {
         let provider = provider_of(address)?;
         let remote = address.socket().ok_or(io::ErrorKind::InvalidInput)?;
         let port = self.shared.port_towards(provider, remote)?;
-        let peer = PeerName::of_socket(&port, remote)?;
-        let link = OfiLink::new(&self.shared, &port, key, peer, None)?;
+        // Where names are opaque, the peer is asked for its.
+        let peer = if port.station.has_opaque_names() { None } else { Some(PeerName::of_socket(&port, remote)?) };
+        let link = OfiLink::new(&self.shared, &port, key, remote, peer, None)?;
         attach(link.clone());
         link.dial();
         self.shared.wake();
@@ -378,24 +448,36 @@ impl TransportDriver for Ofi {
     }
 
     /// Ports are polled after each event.
-    fn ready(&self, token: usize, _event: &mio::event::Event, _sink: &mut dyn Sink) {
-        let mut watch = self.shared.watch.lock();
-        let mut event = watch.ready(token);
-        if let WatchEvent::Claimed { link, from } = event {
-            let exists = self.shared.link(link).is_some_and(|link| link.is_from(from));
-            watch.attach(token, link, exists);
-            // It may have ended already.
-            event = watch.ready(token);
-        }
-        match event {
-            WatchEvent::Accept => watch.accept(&self.shared.registry, token, || self.shared.token()),
-            WatchEvent::Ended { link } => {
-                drop(watch);
-                if let Some(link) = self.shared.link(link) {
-                    link.peer_has_ended();
+    fn ready(&self, token: usize, _event: &mio::event::Event, sink: &mut dyn Sink) {
+        let shared = &self.shared;
+        let accepted = |link, from| shared.accepted_link(link).filter(|link| link.is_from(from)).map(|link| link.number);
+        loop {
+            let event = shared.watch.lock().ready(token, accepted);
+            match event {
+                WatchEvent::Accept => {
+                    shared.watch.lock().accept(&shared.registry, token, || shared.token());
+                    return shared.tidy_watch(Instant::now());
                 }
+                WatchEvent::Named { link, name } => {
+                    if let Some(link) = shared.link(link) {
+                        link.peer_is_named(&name, sink);
+                    }
+                    // It may have ended already.
+                }
+                WatchEvent::Failed { link, error } => {
+                    if let Some(link) = shared.link(link) {
+                        link.report_failure(error, sink);
+                    }
+                    return;
+                }
+                WatchEvent::Ended { link } => {
+                    if let Some(link) = shared.link(link) {
+                        link.peer_has_ended();
+                    }
+                    return;
+                }
+                WatchEvent::Nothing => return,
             }
-            WatchEvent::Claimed { .. } | WatchEvent::Nothing => {}
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::limits::{CREDITS, LINGER, MESSAGE, NAP, SHORT_NAP, STRANGERS, UNCREDITED};
 use super::provider;
 use super::station::Station;
-use super::sys::{Label, PeerAddress, Posted, SocketName};
+use super::sys::{EndpointName, Label, PeerAddress, Posted};
 use crate::fork::CreatorProcess;
 use crate::sync::Mutex;
 
@@ -25,7 +25,7 @@ pub(super) struct Port {
     pub station: Station,
     /// Links are accepted.
     pub listens: AtomicBool,
-    /// The port at which diallers may watch this engine; 0 for none.
+    /// The port at which diallers may watch this engine; 0 for none, and where they are connected to it already.
     pub watch: u16,
     /// Receives that are posted, and those that there should be.
     posted: AtomicUsize,
@@ -34,40 +34,46 @@ pub(super) struct Port {
     sending: AtomicUsize,
     spare: Mutex<Vec<Vec<u8>>>,
     /// Addresses of peers, and how many use them.
-    peers: Mutex<HashMap<SocketName, (PeerAddress, usize)>>,
+    peers: Mutex<HashMap<EndpointName, (PeerAddress, usize)>>,
     process: CreatorProcess,
 }
 
 /// The address of a peer's endpoint, in use.
 pub(super) struct PeerName {
     port: Weak<Port>,
-    name: SocketName,
+    name: EndpointName,
     socket: SocketAddr,
     address: PeerAddress,
 }
 
-/// The address of an endpoint that a peer names. An error when it is not that of another endpoint which `own` can reach.
-pub(super) fn checked_name(name: &[u8], own: SocketAddr) -> io::Result<(SocketName, SocketAddr)> {
+/// The address of an endpoint that a peer names, and where that is, if the name tells. An error when it is not that of another
+/// endpoint which `station` can reach, as far as can be seen.
+pub(super) fn checked_name(name: &[u8], station: &Station) -> io::Result<(EndpointName, Option<SocketAddr>)> {
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("it names an address that {what}"));
-    let name = SocketName::from_bytes(name).ok_or_else(|| invalid("is no socket address"))?;
+    if station.has_opaque_names() {
+        // The address vector checks its length.
+        return Ok((EndpointName::opaque(name).ok_or_else(|| invalid("is empty or too long"))?, None));
+    }
+    let name = EndpointName::from_bytes(name).ok_or_else(|| invalid("is no socket address"))?;
     let socket = name.socket().ok_or_else(|| invalid("is no socket address"))?;
     if socket.ip().is_unspecified() || socket.ip().is_multicast() || socket.port() == 0 {
         return Err(invalid("can't be reached"));
     }
-    if socket.is_ipv4() != own.is_ipv4() {
+    if socket.is_ipv4() != station.socket.is_ipv4() {
         return Err(invalid("is of another kind"));
     }
-    Ok((name, socket))
+    Ok((name, Some(socket)))
 }
 
 impl PeerName {
     pub(super) fn of_socket(port: &Arc<Port>, socket: SocketAddr) -> io::Result<PeerName> {
-        PeerName::insert(port, SocketName::of(socket).bytes())
+        PeerName::insert(port, EndpointName::of(socket).bytes(), None)
     }
 
-    /// An error when the bytes are not the address of another endpoint.
-    pub(super) fn insert(port: &Arc<Port>, name: &[u8]) -> io::Result<PeerName> {
-        let (name, socket) = checked_name(name, port.station.socket)?;
+    /// An error when the bytes are not the address of another endpoint. `socket`: where the peer is, if its name does not tell.
+    pub(super) fn insert(port: &Arc<Port>, name: &[u8], socket: Option<SocketAddr>) -> io::Result<PeerName> {
+        let (name, told) = checked_name(name, &port.station)?;
+        let socket = told.or(socket).ok_or(io::ErrorKind::InvalidInput)?;
         let mut peers = port.peers.lock();
         let entry = match peers.get_mut(&name) {
             Some(entry) => entry,
@@ -124,7 +130,7 @@ impl Port {
         self.station.domain.info.inject
     }
 
-    pub(super) fn name(&self) -> &SocketName {
+    pub(super) fn name(&self) -> &EndpointName {
         self.station.endpoint.name()
     }
 

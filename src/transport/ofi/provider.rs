@@ -10,16 +10,23 @@ use super::sys::Info;
 use super::wire::HEADER;
 use crate::address::OfiProvider;
 
-/// The provider's name in libfabric.
+/// The provider's name in libfabric. Unit tests have software stand in for the first two of those whose names are opaque.
 fn library_name(provider: OfiProvider) -> &'static CStr {
     match provider {
         OfiProvider::Tcp => c"tcp",
         OfiProvider::TcpRxm => c"tcp;ofi_rxm",
         OfiProvider::Verbs => c"verbs;ofi_rxm",
+        OfiProvider::Cxi if cfg!(test) => c"tcp",
+        OfiProvider::Opx if cfg!(test) => c"tcp;ofi_rxm",
         OfiProvider::Cxi => c"cxi",
         OfiProvider::Opx => c"opx",
         OfiProvider::Efa => c"efa",
     }
+}
+
+/// Whether the names of its endpoints are no socket addresses. They are asked for at a TCP port.
+pub(super) fn exchanges_names(provider: OfiProvider) -> bool {
+    matches!(provider, OfiProvider::Cxi | OfiProvider::Opx | OfiProvider::Efa)
 }
 
 /// Whether payloads are copied through calomel's own buffers: where the provider may register memory with a device, to which
@@ -38,9 +45,9 @@ pub(super) fn longest_in_messages(provider: OfiProvider) -> usize {
 }
 
 /// Whether its descriptor is waited for. That of the messages utility over sockets is an epoll instance within another one, within
-/// another: with those of the engine and of a program's event loop these are more levels than the kernel allows.
+/// another: with those of the engine and of a program's event loop these are more levels than the kernel allows. `opx` has none.
 pub(super) fn has_descriptor(provider: OfiProvider) -> bool {
-    provider != OfiProvider::TcpRxm
+    !matches!(provider, OfiProvider::TcpRxm | OfiProvider::Opx)
 }
 
 /// Whether its descriptor may miss an event. That of the messages utility reports no connections.
@@ -60,10 +67,8 @@ fn check(provider: OfiProvider) -> Result<(), String> {
     let info = Info::of(name, None).map_err(|error| error.to_string())?;
     let version = Info::library_version().unwrap_or_default();
     match info {
-        Some(info) if info.has_socket_addresses => Ok(()),
-        Some(_) => Err(format!(
-            "the provider {name:?} of libfabric {version} has no socket addresses, which calomel does not support yet"
-        )),
+        Some(info) if exchanges_names(provider) || !info.opaque_names => Ok(()),
+        Some(_) => Err(format!("the endpoints of the provider {name:?} of libfabric {version} have no socket addresses")),
         None => Err(format!(
             "libfabric {version} has no provider {name:?} with reliable datagrams, tags and ordered messages on this machine; \
              it has: {}",
@@ -72,11 +77,15 @@ fn check(provider: OfiProvider) -> Result<(), String> {
     }
 }
 
-/// What the provider offers at an address of this host.
+/// What the provider offers at an address of this host; at its first device where names are opaque, since it does not know IP
+/// addresses.
 pub(super) fn at(provider: OfiProvider, socket: SocketAddr) -> io::Result<Info> {
     let missing = || {
         let what = format!("the provider {:?} has no device at {}", library_name(provider), socket.ip());
         io::Error::new(io::ErrorKind::AddrNotAvailable, what)
     };
-    Info::of(library_name(provider), Some(socket))?.ok_or_else(missing)
+    let exchanges = exchanges_names(provider);
+    let mut info = Info::of(library_name(provider), (!exchanges).then_some(socket))?.ok_or_else(missing)?;
+    info.opaque_names |= exchanges;
+    Ok(info)
 }

@@ -23,7 +23,7 @@ const MAX_TURN: usize = 256;
 
 pub(super) struct Station {
     pub provider: OfiProvider,
-    /// Where it is bound; may be a wildcard address.
+    /// Where it is bound; may be a wildcard address. Where names are opaque: of a listener, where its name is asked for.
     pub socket: SocketAddr,
     registry: mio::Registry,
     token: Token,
@@ -44,17 +44,30 @@ struct Completions {
 }
 
 impl Station {
-    pub(super) fn open(provider: OfiProvider, info: Info, registry: &mio::Registry, token: Token) -> io::Result<Station> {
+    /// `at`: its socket address where its name does not tell one.
+    pub(super) fn open(
+        provider: OfiProvider,
+        info: Info,
+        at: SocketAddr,
+        registry: &mio::Registry,
+        token: Token,
+    ) -> io::Result<Station> {
         let domain = Domain::open(info)?;
         let (av, cq) = (Av::open(&domain)?, Cq::open(&domain, provider::has_descriptor(provider))?);
         let endpoint = Endpoint::open(&domain, &av, &cq)?;
-        let socket = endpoint.name().socket().ok_or(io::ErrorKind::Other)?;
+        let opaque = domain.info.opaque_names;
+        let socket = if opaque { at } else { endpoint.name().socket().ok_or(io::ErrorKind::Other)? };
         let registry = registry.try_clone()?;
         if let Some(fd) = cq.fd {
             registry.register(&mut SourceFd(&fd), token, Interest::READABLE)?;
         }
         let completions = Mutex::default();
         Ok(Station { provider, socket, registry, token, completions, endpoint, cq, av, domain })
+    }
+
+    /// Names of endpoints are not socket addresses.
+    pub(super) fn has_opaque_names(&self) -> bool {
+        self.domain.info.opaque_names
     }
 
     pub(super) fn has_descriptor(&self) -> bool {

@@ -8,9 +8,21 @@
 //!
 //! A link numbers its messages in sequence: the provider may lose messages without a word, and a gap ends the link. `handled`
 //! is how many of the receiver's messages the sender has handled since the link began, of those that take credit.
+//!
+//! A dialler also connects by TCP to the listener, which answers a greeting, once; both are of a fixed length. After that nothing
+//! is sent there.
+//!
+//! ```text
+//!            0      8         12        13       14      16           24
+//! greeting:  magic  versions  provider  nothing          incarnation  number of the link, 8 bytes
+//! answer:    magic  versions  provider  nothing  length  name, 128 bytes
+//!                                                of name
+//! ```
 
 use std::io;
 
+use super::sys::MAX_NAME;
+use crate::address::OfiProvider;
 use crate::text::clipped;
 
 pub(super) const HEADER: usize = 24;
@@ -40,7 +52,7 @@ pub(super) struct OfiHello<'a> {
     pub incarnation: u64,
     /// The sender's number of the link.
     pub link: u64,
-    /// Of the side that accepts: the TCP port at which the dialler may watch it; 0 for none.
+    /// Of the side that accepts: the TCP port at which the dialler may watch it; 0 for none, or where it is connected already.
     pub watch: u16,
     /// The address of the sender's endpoint, since providers don't tell it.
     pub name: &'a [u8],
@@ -49,7 +61,7 @@ pub(super) struct OfiHello<'a> {
 impl OfiHello<'_> {
     /// True when both support a common version.
     pub(super) fn suits(&self, spoken: (u16, u16)) -> bool {
-        self.versions.0 <= spoken.1 && self.versions.1 >= spoken.0
+        suit(self.versions, spoken)
     }
 }
 
@@ -246,6 +258,100 @@ fn parse(message: &[u8]) -> Option<(OfiHeader, OfiContent<'_>)> {
     Some((header, content))
 }
 
+pub(super) const GREETING: usize = 32;
+pub(super) const ANSWER: usize = 16 + MAX_NAME;
+
+/// What a dialler sends at the listener's TCP port. It says which link the connection belongs to: only the listener is told its
+/// number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Greeting {
+    pub versions: (u16, u16),
+    /// `None`: one that this version does not know.
+    pub provider: Option<OfiProvider>,
+    /// The dialler's incarnation, and its number of the link, as in its hello.
+    pub link: (u64, u64),
+}
+
+/// What a listener answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GreetingAnswer<'a> {
+    pub versions: (u16, u16),
+    pub provider: Option<OfiProvider>,
+    /// The name of its endpoint. Empty where the dialler knows it, or can't use it.
+    pub name: &'a [u8],
+}
+
+/// True when two sides support a common version.
+pub(super) fn suit(here: (u16, u16), there: (u16, u16)) -> bool {
+    here.0 <= there.1 && here.1 >= there.0
+}
+
+const CODES: [(OfiProvider, u8); OfiProvider::ALL.len()] = [
+    (OfiProvider::Tcp, 1),
+    (OfiProvider::TcpRxm, 2),
+    (OfiProvider::Verbs, 3),
+    (OfiProvider::Cxi, 4),
+    (OfiProvider::Opx, 5),
+    (OfiProvider::Efa, 6),
+];
+
+/// What greetings and answers begin with.
+fn preface(versions: (u16, u16), provider: Option<OfiProvider>) -> [u8; 16] {
+    let mut out = [0; 16];
+    out[..8].copy_from_slice(&MAGIC);
+    out[8..10].copy_from_slice(&versions.0.to_le_bytes());
+    out[10..12].copy_from_slice(&versions.1.to_le_bytes());
+    out[12] = CODES.iter().find(|(known, _)| Some(*known) == provider).map_or(0, |(_, code)| *code);
+    out
+}
+
+impl<'a> Fields<'a> {
+    fn preface(&mut self) -> Option<((u16, u16), Option<OfiProvider>)> {
+        (self.take::<8>()? == MAGIC).then_some(())?;
+        let versions = (self.u16()?, self.u16()?);
+        let [code, _] = self.take()?;
+        let provider = CODES.iter().find(|(_, known)| *known == code).map(|(provider, _)| *provider);
+        (versions.0 <= versions.1).then_some((versions, provider))
+    }
+}
+
+impl Greeting {
+    pub(super) fn encode(&self) -> [u8; GREETING] {
+        let mut out = [0; GREETING];
+        out[..16].copy_from_slice(&preface(self.versions, self.provider));
+        out[16..24].copy_from_slice(&self.link.0.to_le_bytes());
+        out[24..].copy_from_slice(&self.link.1.to_le_bytes());
+        out
+    }
+
+    /// `None`: a stranger sends something else.
+    pub(super) fn decode(bytes: &[u8; GREETING]) -> Option<Greeting> {
+        let mut fields = Fields(bytes);
+        let (versions, provider) = fields.preface()?;
+        let [_, _] = fields.take()?;
+        let link = (fields.u64()?, fields.u64()?);
+        (link.1 != 0).then_some(Greeting { versions, provider, link })
+    }
+}
+
+impl<'a> GreetingAnswer<'a> {
+    /// The name is no longer than `MAX_NAME`.
+    pub(super) fn encode(&self) -> [u8; ANSWER] {
+        let (mut out, name) = ([0; ANSWER], self.name.get(..MAX_NAME).unwrap_or(self.name));
+        out[..16].copy_from_slice(&preface(self.versions, self.provider));
+        out[14..16].copy_from_slice(&(name.len() as u16).to_le_bytes());
+        out[16..16 + name.len()].copy_from_slice(name);
+        out
+    }
+
+    pub(super) fn decode(bytes: &'a [u8; ANSWER]) -> Option<GreetingAnswer<'a>> {
+        let mut fields = Fields(bytes);
+        let (versions, provider) = fields.preface()?;
+        let len = usize::from(fields.u16()?);
+        Some(GreetingAnswer { versions, provider, name: fields.0.get(..len)? })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,6 +397,44 @@ mod tests {
             for len in 0..HEADER {
                 assert!(decode(&bytes[..len]).is_err(), "{len} bytes of {content:?}");
             }
+        }
+    }
+
+    #[test]
+    fn greetings_and_answers_come_back_as_they_were() {
+        for provider in OfiProvider::ALL.map(Some).into_iter().chain([None]) {
+            let greeting = Greeting { versions: (1, 3), provider, link: (7 << 60, 9 << 50) };
+            assert_eq!(Greeting::decode(&greeting.encode()), Some(greeting));
+            for name in [&b""[..], b"a name", &[0xee; MAX_NAME]] {
+                let answer = GreetingAnswer { versions: (2, 2), provider, name };
+                assert_eq!(GreetingAnswer::decode(&answer.encode()), Some(answer));
+            }
+        }
+    }
+
+    #[test]
+    fn hostile_greetings_and_answers_are_refused() {
+        let greeting = Greeting { versions: (1, 3), provider: Some(OfiProvider::Cxi), link: (1, 2) };
+        let answer = GreetingAnswer { versions: (1, 3), provider: Some(OfiProvider::Cxi), name: b"a name" };
+        for at in 0..8 {
+            let (mut foreign, mut other) = (greeting.encode(), answer.encode());
+            foreign[at] ^= 0x20;
+            other[at] ^= 0x20;
+            assert_eq!((Greeting::decode(&foreign), GreetingAnswer::decode(&other)), (None, None));
+        }
+        assert_eq!(Greeting::decode(&Greeting { versions: (3, 2), ..greeting }.encode()), None);
+        assert_eq!(Greeting::decode(&Greeting { link: (1, 0), ..greeting }.encode()), None, "0 is no link");
+        assert_eq!(GreetingAnswer::decode(&GreetingAnswer { versions: (3, 2), ..answer }.encode()), None);
+        for len in [MAX_NAME as u16 + 1, u16::MAX] {
+            let mut long = answer.encode();
+            long[14..16].copy_from_slice(&len.to_le_bytes());
+            assert_eq!(GreetingAnswer::decode(&long), None, "a name of {len} bytes");
+        }
+        let mut unknown = greeting.encode();
+        unknown[12] = 77;
+        assert_eq!(Greeting::decode(&unknown).unwrap().provider, None);
+        for filler in [0, 0xff, b'G'] {
+            assert_eq!((Greeting::decode(&[filler; GREETING]), GreetingAnswer::decode(&[filler; ANSWER])), (None, None));
         }
     }
 

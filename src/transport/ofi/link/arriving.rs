@@ -210,7 +210,7 @@ impl OfiLink {
             return Ok(());
         };
         let bulk = self.bulk()?;
-        bulk.set_peer(name, self.peer.socket())?;
+        bulk.set_peer(name, self.remote)?;
         self.shared.begin_payload(&bulk);
         inbox.payloads.push_back(ArrivingPayload { number, state: PayloadState::Waiting { memory, covered } });
         if !inbox.is_expecting() {

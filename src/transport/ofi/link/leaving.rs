@@ -23,7 +23,7 @@ impl OfiLink {
     /// The peer has posted a receive for a payload.
     pub(super) fn peer_is_ready(&self, number: u64, tag: u64, name: &[u8]) -> io::Result<()> {
         let payload = self.out.lock().take_announced(number)?;
-        self.bulk()?.set_peer(name, self.peer.socket())?;
+        self.bulk()?.set_peer(name, self.remote)?;
         self.leaving.lock().waiting.push_back((payload, tag));
         if self.send_payloads()? {
             self.wants_timer(Instant::now() + RETRY);

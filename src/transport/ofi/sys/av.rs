@@ -3,17 +3,19 @@
 use std::ffi::c_int;
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::domain::Domain;
 use super::fabric::{close, note};
-use super::info::SocketName;
+use super::info::EndpointName;
 use super::raw::{AvAttr, FI_ADDR_UNSPEC, FiAddr, FidAv, FidDomain};
 use super::{check, failed};
 use crate::fork::CreatorProcess;
 
 pub(in super::super) struct Av {
     raw: NonNull<FidAv>,
+    /// The length of each name: that of this side's endpoint.
+    name_len: OnceLock<usize>,
     _domain: Arc<Domain>,
     process: CreatorProcess,
 }
@@ -27,6 +29,11 @@ unsafe impl Sync for Av {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct PeerAddress(pub(super) FiAddr);
 
+impl PeerAddress {
+    /// Of a peer whose name is not known yet. Nothing can be sent there.
+    pub const UNKNOWN: PeerAddress = PeerAddress(FI_ADDR_UNSPEC);
+}
+
 impl Av {
     pub fn open(domain: &Arc<Domain>) -> io::Result<Arc<Av>> {
         let mut attributes =
@@ -38,20 +45,29 @@ impl Av {
         let returned = unsafe { open(domain.as_ptr(), &raw mut attributes, &raw mut raw, ptr::null_mut()) };
         check("fi_av_open", returned)?;
         let raw = NonNull::new(raw).ok_or(io::ErrorKind::Other)?;
-        Ok(Arc::new(Av { raw, _domain: domain.clone(), process: CreatorProcess::this() }))
+        Ok(Arc::new(Av { raw, name_len: OnceLock::new(), _domain: domain.clone(), process: CreatorProcess::this() }))
     }
 
     pub(super) fn as_ptr(&self) -> *mut FidAv {
         self.raw.as_ptr()
     }
 
-    /// Adds an address.
-    pub fn insert(&self, name: &SocketName) -> io::Result<PeerAddress> {
+    /// All names in it are of this length.
+    pub(super) fn set_name_len(&self, len: usize) {
+        self.name_len.get_or_init(|| len);
+    }
+
+    /// Adds an address. An error where it is not as long as that of this side's endpoint: the provider reads as many bytes.
+    pub fn insert(&self, name: &EndpointName) -> io::Result<PeerAddress> {
+        if self.name_len.get() != Some(&name.bytes().len()) {
+            let what = "it names an endpoint in another way than the provider does";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
         // SAFETY: the vector is open, and its table has this function in all versions.
         let insert = unsafe { FidAv::ops(self.as_ptr()) }.insert;
         let mut number = FI_ADDR_UNSPEC;
         let bytes = name.bytes().as_ptr().cast();
-        // SAFETY: it is one address of the format of the domain, and there is room for one number.
+        // SAFETY: it is one address, as long as those of the domain are, and there is room for one number.
         let inserted = unsafe { insert(self.as_ptr(), bytes, 1, &raw mut number, 0, ptr::null_mut()) };
         match inserted {
             1 if number != FI_ADDR_UNSPEC => Ok(PeerAddress(number)),

@@ -12,7 +12,7 @@ use super::av::{Av, PeerAddress};
 use super::cq::Cq;
 use super::domain::Domain;
 use super::fabric::close;
-use super::info::SocketName;
+use super::info::{EndpointName, MAX_NAME};
 use super::lending::{LoanHost, MemoryLoan};
 use super::operation::{Label, OperationMemory};
 use super::raw::{FI_ADDR_UNSPEC, FI_ENABLE, FI_RECV, FI_SEND, FiAddr, Fid, FidDomain, FidEp, TaggedOps};
@@ -21,9 +21,6 @@ use crate::fork::CreatorProcess;
 use crate::memory::{IoVec, Slice};
 use crate::sync::{Mutex, RwLock};
 
-/// Longest address of any provider.
-const MAX_NAME: usize = 64;
-
 pub(in super::super) struct Endpoint {
     /// `None` once it is closed. Held shared for one call that does not block.
     raw: RwLock<Option<NonNull<FidEp>>>,
@@ -31,7 +28,7 @@ pub(in super::super) struct Endpoint {
     lent: Mutex<Vec<Weak<MemoryLoan>>>,
     /// Most segments of memory of one operation.
     segments: usize,
-    name: SocketName,
+    name: EndpointName,
     // Closed after the endpoint.
     _av: Arc<Av>,
     cq: Arc<Cq>,
@@ -70,7 +67,7 @@ impl Endpoint {
             raw: RwLock::new(Some(raw)),
             lent: Mutex::default(),
             segments: domain.info.segments.max(1),
-            name: SocketName::of(([0, 0, 0, 0], 0).into()),
+            name: EndpointName::of(([0, 0, 0, 0], 0).into()),
             _av: av.clone(),
             cq: cq.clone(),
             _domain: domain.clone(),
@@ -87,23 +84,24 @@ impl Endpoint {
         let control = unsafe { Fid::ops(fid) }.control;
         // SAFETY: the command takes nothing.
         check("fi_enable", unsafe { control(fid, FI_ENABLE, ptr::null_mut()) })?;
-        endpoint.name = Endpoint::name_of(raw)?;
+        endpoint.name = Endpoint::name_of(raw, domain.info.opaque_names)?;
+        av.set_name_len(endpoint.name.bytes().len());
         Ok(endpoint)
     }
 
-    fn name_of(raw: NonNull<FidEp>) -> io::Result<SocketName> {
+    fn name_of(raw: NonNull<FidEp>, opaque: bool) -> io::Result<EndpointName> {
         let mut bytes = [0u8; MAX_NAME];
         let mut len = MAX_NAME;
         // SAFETY: the endpoint is open, and an enabled one has this table.
         let name = unsafe { FidEp::cm(raw.as_ptr()) }.getname;
         // SAFETY: there is room for `len` bytes.
         check("fi_getname", unsafe { name(raw.as_ptr().cast(), bytes.as_mut_ptr().cast(), &raw mut len) })?;
-        let name = bytes.get(..len).and_then(SocketName::from_bytes);
-        name.ok_or_else(|| io::Error::other("the provider's address is not a socket address"))
+        let name = bytes.get(..len).and_then(if opaque { EndpointName::opaque } else { EndpointName::from_bytes });
+        name.ok_or_else(|| io::Error::other(format!("the provider names its endpoint with {len} unknown bytes")))
     }
 
     /// Its address.
-    pub fn name(&self) -> &SocketName {
+    pub fn name(&self) -> &EndpointName {
         &self.name
     }
 

@@ -21,8 +21,8 @@ pub(in super::super) struct Info {
     pub inject: usize,
     /// Most segments of memory of one send, and of one receive.
     pub segments: usize,
-    /// Addresses are socket addresses.
-    pub has_socket_addresses: bool,
+    /// Names of endpoints are bytes that only the provider understands, not socket addresses.
+    pub opaque_names: bool,
 }
 
 // SAFETY: it is not changed after it was made, and any thread may read or free it.
@@ -84,12 +84,16 @@ impl Info {
         library().ok().map(|library| library.version.to_string())
     }
 
-    /// The same, at another address of this host.
+    /// The same, at another address of this host. Where names are opaque, the provider chooses another name.
     pub fn at(&self, source: SocketAddr) -> io::Result<Info> {
         let library = library().map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))?;
         // SAFETY: the entry is there.
-        let copy = Info::copy(library, unsafe { self.raw.as_ref() })?;
-        let name = SocketName::of(source);
+        let mut copy = Info::copy(library, unsafe { self.raw.as_ref() })?;
+        if self.opaque_names {
+            copy.opaque_names = true;
+            return Ok(copy);
+        }
+        let name = EndpointName::of(source);
         // SAFETY: the copy is this function's own.
         let entry = unsafe { &mut *copy.raw.as_ptr() };
         if entry.src_addrlen != name.bytes().len() || entry.src_addr.is_null() {
@@ -111,7 +115,7 @@ impl Info {
             raw,
             inject: sending.inject_size,
             segments: sending.iov_limit.min(receiving.iov_limit),
-            has_socket_addresses: [FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6].contains(&entry.addr_format),
+            opaque_names: ![FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6].contains(&entry.addr_format),
         })
     }
 
@@ -185,22 +189,31 @@ fn provider_of(info: &FiInfo) -> Option<&CStr> {
     Some(unsafe { CStr::from_ptr(name.as_ptr()) })
 }
 
-/// A socket address as providers have it: `struct sockaddr_in` or `struct sockaddr_in6`.
+/// Longest name of an endpoint, in bytes, of any provider.
+pub(in super::super) const MAX_NAME: usize = 128;
+
+/// The name of an endpoint as its provider has it: a socket address, `struct sockaddr_in` or `struct sockaddr_in6`, or bytes that
+/// only the provider understands.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(in super::super) struct SocketName(Vec<u8>);
+pub(in super::super) struct EndpointName(Vec<u8>);
 
 const IN: usize = size_of::<libc::sockaddr_in>();
 const IN6: usize = size_of::<libc::sockaddr_in6>();
 
-impl SocketName {
-    /// `None` where the bytes are no socket address.
-    pub fn from_bytes(bytes: &[u8]) -> Option<SocketName> {
-        let name = SocketName(bytes.to_vec());
-        // Bytes without a meaning would make two names of one address.
-        name.socket().filter(|socket| SocketName::of(*socket) == name).map(|_| name)
+impl EndpointName {
+    /// Bytes that only the provider understands. `None`: there are none, or too many.
+    pub fn opaque(bytes: &[u8]) -> Option<EndpointName> {
+        (1..=MAX_NAME).contains(&bytes.len()).then(|| EndpointName(bytes.to_vec()))
     }
 
-    pub fn of(socket: SocketAddr) -> SocketName {
+    /// `None` where the bytes are no socket address.
+    pub fn from_bytes(bytes: &[u8]) -> Option<EndpointName> {
+        let name = EndpointName(bytes.to_vec());
+        // Bytes without a meaning would make two names of one address.
+        name.socket().filter(|socket| EndpointName::of(*socket) == name).map(|_| name)
+    }
+
+    pub fn of(socket: SocketAddr) -> EndpointName {
         let mut bytes = Vec::with_capacity(IN6);
         let family = if socket.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         bytes.extend_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
@@ -216,13 +229,14 @@ impl SocketName {
                 bytes.extend_from_slice(&v6.scope_id().to_ne_bytes());
             }
         }
-        SocketName(bytes)
+        EndpointName(bytes)
     }
 
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
+    /// Where it is a socket address. Opaque bytes may look like one by chance.
     pub fn socket(&self) -> Option<SocketAddr> {
         let bytes = &self.0;
         let family = libc::c_int::from(libc::sa_family_t::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
@@ -250,17 +264,20 @@ mod tests {
     fn a_socket_name_has_one_form() {
         for text in ["10.1.2.3:7000", "[::1]:65535", "[fe80::1%3]:9"] {
             let socket: SocketAddr = text.parse().unwrap();
-            let name = SocketName::of(socket);
+            let name = EndpointName::of(socket);
             assert_eq!(name.socket(), Some(socket));
-            assert_eq!(SocketName::from_bytes(name.bytes()), Some(name.clone()));
+            assert_eq!(EndpointName::from_bytes(name.bytes()), Some(name.clone()));
             let mut longer = name.bytes().to_vec();
             longer.push(0);
-            assert_eq!(SocketName::from_bytes(&longer), None);
-            assert_eq!(SocketName::from_bytes(&longer[..10]), None);
+            assert_eq!(EndpointName::from_bytes(&longer), None);
+            assert_eq!(EndpointName::from_bytes(&longer[..10]), None);
         }
-        let mut padded = SocketName::of("10.1.2.3:7000".parse().unwrap()).bytes().to_vec();
+        let mut padded = EndpointName::of("10.1.2.3:7000".parse().unwrap()).bytes().to_vec();
         padded[15] = 1;
-        assert_eq!(SocketName::from_bytes(&padded), None, "the padding is not zero");
-        assert_eq!(SocketName::from_bytes(&[]), None);
+        assert_eq!(EndpointName::from_bytes(&padded), None, "the padding is not zero");
+        assert_eq!(EndpointName::from_bytes(&[]), None);
+        for (len, possible) in [(0, false), (1, true), (MAX_NAME, true), (MAX_NAME + 1, false)] {
+            assert_eq!(EndpointName::opaque(&vec![7; len]).is_some(), possible, "{len} bytes");
+        }
     }
 }

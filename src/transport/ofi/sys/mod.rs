@@ -21,7 +21,7 @@ pub(super) use av::{Av, PeerAddress};
 pub(super) use cq::Cq;
 pub(super) use domain::Domain;
 pub(super) use endpoint::{Endpoint, Posted};
-pub(super) use info::{Info, SocketName};
+pub(super) use info::{EndpointName, Info, MAX_NAME};
 pub(super) use lending::{LoanHost, PATIENCE};
 pub(super) use operation::{Completion, CompletionError, Label};
 
