@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::OfiShared;
+use super::backlog::Backlog;
 use super::bulk::{BulkEndpoint, BulkOwner};
 use super::limits::{CHUNK, CREDITS, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RETRY, RETRY_SLOWLY};
 use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
@@ -67,7 +68,7 @@ impl OfiLink {
         let number = u64::from_ne_bytes(random::from_system()?).max(1);
         let first_tag = u64::from_ne_bytes(random::from_system()?);
         port.admit_link()?;
-        let out = OfiOutbox::new(peer.address());
+        let out = OfiOutbox::new(&peer);
         let link = Arc::new_cyclic(|me| OfiLink {
             key,
             number,
@@ -116,6 +117,11 @@ impl OfiLink {
     /// Whether its messages go through this port.
     pub(super) fn is_of(&self, port: &Arc<Port>) -> bool {
         Arc::ptr_eq(&self.port, port)
+    }
+
+    /// Whether the provider keeps its messages with these.
+    pub(super) fn sends_with(&self, backlog: &Arc<Backlog>) -> bool {
+        Arc::ptr_eq(self.peer.backlog(), backlog)
     }
 
     /// Whether its peer is at this address.
@@ -294,7 +300,18 @@ impl OfiLink {
         self.resume(sink)
     }
 
-    /// Continues with what waited for credit.
+    /// The provider keeps fewer of its messages.
+    pub(super) fn continue_sending(&self, sink: &mut dyn Sink) {
+        if self.is_closed() {
+            return;
+        }
+        let flushed = self.out.lock().flush(&self.port);
+        if let Err(error) = flushed.map(drop).and_then(|()| self.resume(sink)) {
+            self.report_failure(error, sink);
+        }
+    }
+
+    /// Continues with what waited for credit, or for the provider.
     fn resume(&self, sink: &mut dyn Sink) -> io::Result<()> {
         let (sent, lent) = {
             let mut out = self.out.lock();
@@ -395,7 +412,7 @@ impl OfiLink {
             return Some(now + RETRY);
         }
         *closing = None;
-        self.out.lock().clear();
+        self.out.lock().clear(&self.port);
         self.shared.lingering(-1);
         self.release();
         None
@@ -489,7 +506,7 @@ impl Link for OfiLink {
             *self.closing.lock() = Some(now);
             self.shared.lingering(1);
         } else {
-            self.out.lock().clear();
+            self.out.lock().clear(&self.port);
         }
         *self.leaving.lock() = Leaving::default();
         let bulk = self.bulk.lock().take();
