@@ -2,8 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use mio::Token;
@@ -13,9 +15,10 @@ use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
 use super::port::{PeerName, Port};
 use super::provider;
 use super::station::Station;
-use super::sys::{Label, PeerAddress, Posted, SocketName};
+use super::sys::{Label, LoanHost, PeerAddress, Posted, SocketName};
 use super::wire::{self, OfiContent, OfiHeader, OfiHello};
 use crate::address::OfiProvider;
+use crate::memory::{Region, Slice};
 use crate::proto::wire::VERSIONS;
 use crate::{Engine, Request};
 
@@ -434,6 +437,108 @@ fn peers_that_go_in_the_middle_of_a_message_take_no_receive_with_them() {
     }
     assert_serves(&engine);
     engine.finalize().unwrap();
+}
+
+/// An endpoint to which memory is lent.
+struct Borrower {
+    station: Station,
+    _poll: mio::Poll,
+}
+
+impl LoanHost for Borrower {
+    fn collect(&self) {
+        self.station.collect().unwrap();
+    }
+    fn end_by_force(&self) {
+        self.station.close();
+    }
+    fn reclaiming(&self, _until: Instant) {}
+}
+
+/// Memory, and an endpoint that receives into it, though nothing is sent.
+fn lent() -> Option<(Arc<Region>, Arc<Borrower>, Arc<AtomicI32>)> {
+    if let Err(reason) = provider::available(OfiProvider::Tcp) {
+        println!("skipped: {reason}");
+        return None;
+    }
+    let (station, poll) = station();
+    let obstacle = station.endpoint.obstacle.clone();
+    let peer = station.av.insert(&SocketName::of("127.0.0.1:9".parse().unwrap())).unwrap();
+    let (region, borrower) = (Region::from_vec(vec![1; 100]), Arc::new(Borrower { station, _poll: poll }));
+    let host = Arc::downgrade(&borrower);
+    let posted = borrower.station.endpoint.receive_lent(peer, &Slice::whole(&region), 1, Label::Message, host).unwrap();
+    assert!(matches!(posted, Posted::Begun));
+    Some((region, borrower, obstacle))
+}
+
+#[test]
+fn memory_of_an_endpoint_that_is_busy_is_returned_once_it_is_closed() {
+    for busy in [libc::EBUSY, libc::EAGAIN] {
+        let Some((region, borrower, obstacle)) = lent() else { return };
+        obstacle.store(busy, Ordering::SeqCst);
+        borrower.station.close();
+        // It is gone for all but those who want the memory back.
+        drop(borrower);
+        let (returned, closed) = mpsc::channel();
+        let waiting = std::thread::spawn({
+            let region = region.clone();
+            move || {
+                region.close();
+                returned.send(()).unwrap();
+            }
+        });
+        assert_eq!(closed.recv_timeout(Duration::from_millis(100)), Err(mpsc::RecvTimeoutError::Timeout));
+        obstacle.store(0, Ordering::SeqCst);
+        closed.recv_timeout(BOUND).expect("the memory is not returned");
+        waiting.join().unwrap();
+    }
+}
+
+#[test]
+fn endpoint_that_was_busy_for_a_moment_is_closed() {
+    let Some((region, borrower, obstacle)) = lent() else { return };
+    obstacle.store(libc::EBUSY, Ordering::SeqCst);
+    std::thread::scope(|s| {
+        s.spawn(|| obstacle.store(0, Ordering::SeqCst));
+        borrower.station.close();
+    });
+    region.close();
+}
+
+/// Memory that is not wanted back is no reason to end the process.
+#[test]
+fn endpoint_that_can_not_be_closed_keeps_what_was_lent_to_it() {
+    let Some((region, borrower, obstacle)) = lent() else { return };
+    let memory = Arc::downgrade(&region);
+    obstacle.store(libc::EIO, Ordering::SeqCst);
+    borrower.station.close();
+    drop((region, borrower));
+    assert!(memory.upgrade().is_some(), "the provider may access memory that was freed");
+}
+
+/// Run as a process of its own by the test below.
+#[test]
+#[ignore = "ends the process"]
+fn memory_that_is_never_released_is_waited_for() {
+    let Some((region, borrower, obstacle)) = lent() else { return };
+    obstacle.store(libc::EIO, Ordering::SeqCst);
+    borrower.station.close();
+    region.close();
+    println!("returned");
+}
+
+#[test]
+fn memory_that_is_never_released_is_not_returned() {
+    if provider::available(OfiProvider::Tcp).is_err() {
+        return;
+    }
+    let name = "transport::ofi::tests::memory_that_is_never_released_is_waited_for";
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", "--ignored", "--nocapture", name]).output().unwrap();
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{out}{error}");
+    assert!(out.contains("running 1 test") && !out.contains("returned"), "{out}");
+    assert!(error.contains("does not release memory"), "{error}");
 }
 
 #[test]
