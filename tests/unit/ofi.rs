@@ -3,17 +3,25 @@
 #[path = "ofi/names.rs"]
 mod names;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use mio::Token;
 
-use super::limits::{CREDITS, MESSAGE};
+use super::limits::{CREDITS, MESSAGE, MOST_KEPT};
+use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
+use super::port::{PeerName, Port};
 use super::provider;
 use super::station::Station;
-use super::sys::{EndpointName, Label, PeerAddress};
+use super::sys::{EndpointName, Label, LoanHost, PeerAddress, Posted};
 use super::wire::{self, OfiContent, OfiHeader, OfiHello};
 use crate::address::OfiProvider;
+use crate::memory::{Region, Slice};
 use crate::proto::wire::VERSIONS;
 use crate::{Engine, Request};
 
@@ -39,6 +47,13 @@ fn assert_serves(engine: &Engine) {
     client.finalize().unwrap();
 }
 
+fn station() -> (Station, mio::Poll) {
+    let poll = mio::Poll::new().unwrap();
+    let at = "127.0.0.1:0".parse().unwrap();
+    let info = provider::at(OfiProvider::Tcp, at).unwrap();
+    (Station::open(OfiProvider::Tcp, info, at, poll.registry(), Token(0)).unwrap(), poll)
+}
+
 /// An endpoint that sends whatever it likes.
 struct Raw {
     station: Station,
@@ -50,10 +65,7 @@ struct Raw {
 
 impl Raw {
     fn towards(engine: &Engine) -> Raw {
-        let poll = mio::Poll::new().unwrap();
-        let at = "127.0.0.1:0".parse().unwrap();
-        let info = provider::at(OfiProvider::Tcp, at).unwrap();
-        let station = Station::open(OfiProvider::Tcp, info, at, poll.registry(), Token(0)).unwrap();
+        let (station, poll) = station();
         let to = station.av.insert(&EndpointName::of(engine.address().socket().unwrap())).unwrap();
         for _ in 0..64 {
             station.endpoint.receive(vec![0; MESSAGE], 0, Label::Message).unwrap();
@@ -66,7 +78,7 @@ impl Raw {
         let begin = Instant::now();
         loop {
             let posted = self.station.endpoint.send(self.to, message.to_vec(), 0, Label::Message).unwrap();
-            if matches!(posted, super::sys::Posted::Begun) {
+            if matches!(posted, Posted::Begun) {
                 return;
             }
             assert!(begin.elapsed() < BOUND, "the provider takes nothing");
@@ -251,6 +263,286 @@ fn link_without_a_handshake_ends_in_time() {
     raws.iter().for_each(|raw| assert_ended(raw, "the time limit"));
     assert_serves(&engine);
     engine.finalize().unwrap();
+}
+
+/// The sending side of a link, to a peer that is connected, and reads nothing unless it is told to.
+struct ToDeaf {
+    out: OfiOutbox,
+    peer: PeerName,
+    port: Arc<Port>,
+    deaf: Station,
+    _polls: [mio::Poll; 2],
+}
+
+impl ToDeaf {
+    fn connect() -> Option<ToDeaf> {
+        if let Err(reason) = provider::available(OfiProvider::Tcp) {
+            println!("skipped: {reason}");
+            return None;
+        }
+        let ((station, poll), (deaf, deaf_poll)) = (station(), station());
+        let port = Port::open(station, false, 0).unwrap();
+        let peer = PeerName::of_socket(&port, deaf.socket).unwrap();
+        let begin = Instant::now();
+        // It takes the first message, since only this connects it.
+        deaf.endpoint.receive(vec![0; MESSAGE], 0, Label::Message).unwrap();
+        let (mut waiting, mut arrived) = (Some(vec![0; 10]), false);
+        while !arrived {
+            assert!(begin.elapsed() < BOUND, "the provider does not connect");
+            waiting = waiting.and_then(|message| port.send(peer.address(), message, Label::Message).unwrap());
+            arrived = deaf.take_completions().unwrap().iter().any(|done| !done.is_send);
+            port.drain();
+        }
+        let mut out = OfiOutbox::new(Some(&peer));
+        out.open(1, CREDITS as u16, MESSAGE as u32);
+        Some(ToDeaf { out, peer, port, deaf, _polls: [poll, deaf_poll] })
+    }
+
+    fn kept(&self) -> u64 {
+        self.peer.backlog().len()
+    }
+
+    /// The peer reads all that was sent.
+    #[track_caller]
+    fn read_all(&mut self) {
+        let begin = Instant::now();
+        while self.kept() > 0 {
+            assert!(begin.elapsed() < BOUND, "{} messages do not leave", self.kept());
+            self.deaf.endpoint.receive(vec![0; MESSAGE], 0, Label::Message).unwrap();
+            self.deaf.take_completions().unwrap();
+            self.port.drain();
+            self.out.flush(&self.port).unwrap();
+        }
+    }
+}
+
+/// More than the buffers of the system take, in bytes.
+const FLOOD: usize = 100 << 20;
+
+#[test]
+fn provider_keeps_little_for_a_peer_that_grants_credit_and_reads_nothing() {
+    let Some(mut to) = ToDeaf::connect() else { return };
+    let (mut frames, mut since) = (0u32, Instant::now());
+    let mut stopped = None;
+    while frames as usize * 8000 < FLOOD {
+        let mut sending = OfiSend::new(vec![1; 8000], None);
+        let progress = to.out.write(&to.port, &mut sending, false, || unreachable!()).unwrap();
+        if matches!(progress, FrameProgress::Partly) {
+            // What the system's buffers take may still be on its way to them.
+            to.port.drain();
+            if to.kept() >= MOST_KEPT && since.elapsed() > Duration::from_millis(300) {
+                stopped = Some(sending);
+                break;
+            }
+            continue;
+        }
+        (frames, since) = (frames + 1, Instant::now());
+        to.out.take_handled(frames).unwrap();
+        to.port.drain();
+        assert!(to.kept() <= MOST_KEPT, "the provider keeps {} messages", to.kept());
+    }
+    let mut stopped = stopped.expect("the link sends on to a peer that reads nothing");
+    assert_eq!(to.kept(), MOST_KEPT);
+    // Once it reads, the link goes on.
+    to.read_all();
+    assert!(matches!(to.out.write(&to.port, &mut stopped, false, || unreachable!()).unwrap(), FrameProgress::All));
+    to.out.send(&to.port, &OfiContent::Bye).unwrap();
+    to.read_all();
+}
+
+#[test]
+fn link_whose_peer_causes_messages_without_credit_and_reads_nothing_ends() {
+    let Some(mut to) = ToDeaf::connect() else { return };
+    let ready = OfiContent::Ready { number: 1, tag: 2, name: &[3; 16] };
+    let failed = (0..250_000).find_map(|turn| {
+        if turn % 32 == 0 {
+            to.port.drain();
+        }
+        let sent = to.out.send(&to.port, &ready);
+        assert!(to.kept() <= MOST_KEPT, "the provider keeps {} messages", to.kept());
+        sent.err()
+    });
+    let error = failed.expect("the link takes on messages for a peer that reads nothing");
+    assert!(error.to_string().contains("does not read them"), "{error}");
+    // The link ends. Another one to the same peer has no room of its own.
+    let _ = to.out.send(&to.port, &OfiContent::Bye);
+    to.out.clear(&to.port);
+    let kept = to.kept();
+    assert!(kept <= MOST_KEPT + 1, "{kept}");
+    let socket = to.deaf.socket;
+    drop(std::mem::replace(&mut to.peer, PeerName::of_socket(&to.port, socket).unwrap()));
+    for _ in 0..3 {
+        to.peer = PeerName::of_socket(&to.port, socket).unwrap();
+        to.out = OfiOutbox::new(Some(&to.peer));
+        to.out.open(1, CREDITS as u16, MESSAGE as u32);
+        to.out.send(&to.port, &ready).unwrap();
+        to.out.send(&to.port, &OfiContent::Bye).unwrap();
+        to.out.clear(&to.port);
+        assert!(to.kept() <= MOST_KEPT + 1, "{}", to.kept());
+    }
+    to.read_all();
+}
+
+/// What an endpoint of the provider sends to another one: what asks for the connection, and the beginning of a long message; and
+/// the length of the answer between the two.
+fn recorded(engine: &Engine) -> (Vec<u8>, usize, Vec<u8>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (between, to) = (listener.local_addr().unwrap(), engine.address().socket().unwrap());
+    let recorder = std::thread::spawn(move || {
+        let (mut from, mut to) = (listener.accept().unwrap().0, TcpStream::connect(to).unwrap());
+        from.set_read_timeout(Some(BOUND)).unwrap();
+        to.set_read_timeout(Some(BOUND)).unwrap();
+        let (mut request, mut answer, mut message) = (vec![0; 1000], vec![0; 1000], vec![0; MESSAGE / 2]);
+        let requested = from.read(&mut request).unwrap();
+        request.truncate(requested);
+        to.write_all(&request).unwrap();
+        let answered = to.read(&mut answer).unwrap();
+        from.write_all(&answer[..answered]).unwrap();
+        from.read_exact(&mut message).unwrap();
+        (request, answered, message)
+    });
+    let (station, _poll) = station();
+    let to = station.av.insert(&EndpointName::of(between)).unwrap();
+    let mut message = Some(vec![0; MESSAGE]);
+    while !recorder.is_finished() {
+        if let Some(bytes) = message.take()
+            && let Posted::Busy(bytes) = station.endpoint.send(to, bytes, 0, Label::Message).unwrap()
+        {
+            message = Some(bytes);
+        }
+        station.collect().unwrap();
+    }
+    recorder.join().unwrap()
+}
+
+#[test]
+fn peers_that_go_in_the_middle_of_a_message_take_no_receive_with_them() {
+    let Some(engine) = victim() else { return };
+    let (request, answered, message) = recorded(&engine);
+    let begins = |request: &[u8]| {
+        let mut stream = TcpStream::connect(engine.address().socket().unwrap()).unwrap();
+        stream.set_read_timeout(Some(BOUND)).unwrap();
+        stream.write_all(request).unwrap();
+        stream
+    };
+    for turn in 0..200u8 {
+        // Each is another endpoint: the request ends with the port, and the process.
+        let mut request = request.clone();
+        let port = request.len() - 6;
+        request[port..][..2].copy_from_slice(&[200, turn]);
+        let mut stream = begins(&request);
+        stream.read_exact(&mut vec![0; answered]).unwrap();
+        stream.write_all(&message).unwrap();
+    }
+    // Part of a request, and something else.
+    for turn in 0..request.len() {
+        begins(&request[..turn]);
+        begins(&vec![(turn * 37) as u8; 10 * turn]);
+    }
+    assert_serves(&engine);
+    engine.finalize().unwrap();
+}
+
+/// An endpoint to which memory is lent.
+struct Borrower {
+    station: Station,
+    _poll: mio::Poll,
+}
+
+impl LoanHost for Borrower {
+    fn collect(&self) {
+        self.station.collect().unwrap();
+    }
+    fn end_by_force(&self) {
+        self.station.close();
+    }
+    fn reclaiming(&self, _until: Instant) {}
+}
+
+/// Memory, and an endpoint that receives into it, though nothing is sent.
+fn lent() -> Option<(Arc<Region>, Arc<Borrower>, Arc<AtomicI32>)> {
+    if let Err(reason) = provider::available(OfiProvider::Tcp) {
+        println!("skipped: {reason}");
+        return None;
+    }
+    let (station, poll) = station();
+    let obstacle = station.endpoint.obstacle.clone();
+    let peer = station.av.insert(&EndpointName::of("127.0.0.1:9".parse().unwrap())).unwrap();
+    let (region, borrower) = (Region::from_vec(vec![1; 100]), Arc::new(Borrower { station, _poll: poll }));
+    let host = Arc::downgrade(&borrower);
+    let posted = borrower.station.endpoint.receive_lent(peer, &Slice::whole(&region), 1, Label::Message, host).unwrap();
+    assert!(matches!(posted, Posted::Begun));
+    Some((region, borrower, obstacle))
+}
+
+#[test]
+fn memory_of_an_endpoint_that_is_busy_is_returned_once_it_is_closed() {
+    for busy in [libc::EBUSY, libc::EAGAIN] {
+        let Some((region, borrower, obstacle)) = lent() else { return };
+        obstacle.store(busy, Ordering::SeqCst);
+        borrower.station.close();
+        // It is gone for all but those who want the memory back.
+        drop(borrower);
+        let (returned, closed) = mpsc::channel();
+        let waiting = std::thread::spawn({
+            let region = region.clone();
+            move || {
+                region.close();
+                returned.send(()).unwrap();
+            }
+        });
+        assert_eq!(closed.recv_timeout(Duration::from_millis(100)), Err(mpsc::RecvTimeoutError::Timeout));
+        obstacle.store(0, Ordering::SeqCst);
+        closed.recv_timeout(BOUND).expect("the memory is not returned");
+        waiting.join().unwrap();
+    }
+}
+
+#[test]
+fn endpoint_that_was_busy_for_a_moment_is_closed() {
+    let Some((region, borrower, obstacle)) = lent() else { return };
+    obstacle.store(libc::EBUSY, Ordering::SeqCst);
+    std::thread::scope(|s| {
+        s.spawn(|| obstacle.store(0, Ordering::SeqCst));
+        borrower.station.close();
+    });
+    region.close();
+}
+
+/// Memory that is not wanted back is no reason to end the process.
+#[test]
+fn endpoint_that_can_not_be_closed_keeps_what_was_lent_to_it() {
+    let Some((region, borrower, obstacle)) = lent() else { return };
+    let memory = Arc::downgrade(&region);
+    obstacle.store(libc::EIO, Ordering::SeqCst);
+    borrower.station.close();
+    drop((region, borrower));
+    assert!(memory.upgrade().is_some(), "the provider may access memory that was freed");
+}
+
+/// Run as a process of its own by the test below.
+#[test]
+#[ignore = "ends the process"]
+fn memory_that_is_never_released_is_waited_for() {
+    let Some((region, borrower, obstacle)) = lent() else { return };
+    obstacle.store(libc::EIO, Ordering::SeqCst);
+    borrower.station.close();
+    region.close();
+    println!("returned");
+}
+
+#[test]
+fn memory_that_is_never_released_is_not_returned() {
+    if provider::available(OfiProvider::Tcp).is_err() {
+        return;
+    }
+    let name = "transport::ofi::tests::memory_that_is_never_released_is_waited_for";
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", "--ignored", "--nocapture", name]).output().unwrap();
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{out}{error}");
+    assert!(out.contains("running 1 test") && !out.contains("returned"), "{out}");
+    assert!(error.contains("does not release memory"), "{error}");
 }
 
 #[test]

@@ -60,11 +60,14 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
 fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sink: &mut dyn Sink) {
     let Completion { label, is_send, buffer, result } = completion;
     match (label, is_send) {
-        (Label::Message, true) => {
-            port.message_sent();
+        (Label::Message | Label::Sent { .. }, true) => {
             if let Err(error) = result {
-                // Whose message it was is not known; the receiver finds the gap.
+                // The receiver finds the gap.
                 defer(move || tracing::debug!(target: "calomel::ofi", %error, "a message was not sent"));
+            }
+            if let Some(backlog) = port.message_sent(label) {
+                let links = shared.all_links();
+                links.iter().filter(|link| link.sends_with(&backlog)).for_each(|link| link.continue_sending(sink));
             }
         }
         (Label::Message, false) => {
@@ -78,7 +81,7 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
             }
             port.message_received(buffer);
         }
-        (Label::Payload { .. }, _) => {}
+        (Label::Payload { .. } | Label::Sent { .. }, _) => {}
     }
 }
 
@@ -127,7 +130,7 @@ fn refuse(shared: &OfiShared, port: &Port, to: &PeerName, link: u64, reason: &st
     let header = OfiHeader { sequence: 0, to: link, handled: 0 };
     let mut message = Vec::new();
     wire::encode(header, &OfiContent::Refuse { versions: shared.versions, reason: wire::reason(reason) }, &mut message);
-    if let Err(error) = port.send(to.address(), message) {
+    if let Err(error) = port.send(to.address(), message, Label::Message) {
         defer(move || tracing::debug!(target: "calomel::ofi", %error, "a hello can't be answered"));
     }
 }

@@ -14,8 +14,14 @@ pub(super) const CREDITS: u32 = 16;
 pub(super) const UNCREDITED: usize = 8;
 pub(super) const STRANGERS: usize = 64;
 
-/// Messages without credit that may wait for room at the provider, before the peer counts as one that reads nothing.
+/// Messages that may wait for room at the provider, before the peer counts as one that reads nothing. Those that take credit wait
+/// elsewhere.
 pub(super) const MAX_UNSENT: usize = 64;
+
+/// Messages that the provider may keep for one peer. Credit allows an honest one far fewer.
+pub(super) const MOST_KEPT: u64 = 64;
+/// Of the messages that are copied when they are posted, one in so many is posted with a completion.
+pub(super) const NOTED_EVERY: u64 = 8;
 
 /// Longest payload, in bytes, that is sent at a time: so many bytes after another transfer's turn a link turns to it.
 pub(super) const CHUNK: usize = 1 << 20;

@@ -11,11 +11,11 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use super::OfiShared;
+use super::backlog::Backlog;
 use super::bulk::{BulkEndpoint, BulkOwner};
 use super::limits::{CHUNK, CREDITS, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RETRY, RETRY_SLOWLY};
 use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
 use super::port::{PeerName, Port};
-use super::sys::PeerAddress;
 use super::wire::{OfiContent, OfiHeader, OfiHello};
 use crate::address::OfiProvider;
 use crate::deferred_log::defer;
@@ -73,7 +73,7 @@ impl OfiLink {
         let number = u64::from_ne_bytes(random::from_system()?).max(1);
         let first_tag = u64::from_ne_bytes(random::from_system()?);
         port.admit_link()?;
-        let out = OfiOutbox::new(peer.as_ref().map_or(PeerAddress::UNKNOWN, PeerName::address));
+        let out = OfiOutbox::new(peer.as_ref());
         let link = Arc::new_cyclic(|me| OfiLink {
             key,
             number,
@@ -127,6 +127,11 @@ impl OfiLink {
         Arc::ptr_eq(&self.port, port)
     }
 
+    /// Whether the provider keeps its messages with these.
+    pub(super) fn sends_with(&self, backlog: &Arc<Backlog>) -> bool {
+        self.peer.get().is_some_and(|peer| Arc::ptr_eq(peer.backlog(), backlog))
+    }
+
     /// Whether its peer is at this address.
     pub(super) fn is_from(&self, ip: IpAddr) -> bool {
         self.remote.ip() == ip
@@ -175,7 +180,7 @@ impl OfiLink {
             return;
         }
         let named = PeerName::insert(&self.port, name, Some(self.remote)).and_then(|peer| {
-            *self.out.lock() = OfiOutbox::new(peer.address());
+            *self.out.lock() = OfiOutbox::new(Some(&peer));
             // It is told once.
             let _ = self.peer.set(peer);
             self.say_hello()
@@ -335,7 +340,18 @@ impl OfiLink {
         self.resume(sink)
     }
 
-    /// Continues with what waited for credit.
+    /// The provider keeps fewer of its messages.
+    pub(super) fn continue_sending(&self, sink: &mut dyn Sink) {
+        if self.is_closed() {
+            return;
+        }
+        let flushed = self.out.lock().flush(&self.port);
+        if let Err(error) = flushed.map(drop).and_then(|()| self.resume(sink)) {
+            self.report_failure(error, sink);
+        }
+    }
+
+    /// Continues with what waited for credit, or for the provider.
     fn resume(&self, sink: &mut dyn Sink) -> io::Result<()> {
         let (sent, lent) = {
             let mut out = self.out.lock();
@@ -436,7 +452,7 @@ impl OfiLink {
             return Some(now + RETRY);
         }
         *closing = None;
-        self.out.lock().clear();
+        self.out.lock().clear(&self.port);
         self.shared.lingering(-1);
         self.release();
         None
@@ -530,7 +546,7 @@ impl Link for OfiLink {
             *self.closing.lock() = Some(now);
             self.shared.lingering(1);
         } else {
-            self.out.lock().clear();
+            self.out.lock().clear(&self.port);
         }
         *self.leaving.lock() = Leaving::default();
         let bulk = self.bulk.lock().take();

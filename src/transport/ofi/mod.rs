@@ -4,6 +4,7 @@
 //! further endpoints, straight from memory to memory: see README.md in this folder, which explains links, credits, payloads,
 //! what providers do not do, and the order in which objects are closed.
 
+mod backlog;
 mod bulk;
 mod dispatch;
 mod limits;

@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::limits::{CREDITS, MAX_UNSENT, MESSAGE};
-use super::port::Port;
-use super::sys::PeerAddress;
+use super::backlog::Backlog;
+use super::limits::{CREDITS, MAX_UNSENT, MESSAGE, MOST_KEPT};
+use super::port::{PeerName, Port};
+use super::sys::{EndpointName, Label, PeerAddress};
 use super::wire::{self, HEADER, OfiContent, OfiHeader};
 use crate::memory::Slice;
 
@@ -30,7 +32,7 @@ pub(super) enum FrameProgress {
     All,
     /// The payload waits until the peer is ready for it.
     PayloadAnnounced,
-    /// There is no credit for the rest.
+    /// There is no credit for the rest, or the provider keeps as much as it may.
     Partly,
 }
 
@@ -43,6 +45,7 @@ pub(super) struct AnnouncedPayload {
 
 pub(super) struct OfiOutbox {
     peer: PeerAddress,
+    backlog: Arc<Backlog>,
     /// The peer's number of the link; 0 until it is known.
     to: u64,
     /// Of the next message.
@@ -56,7 +59,8 @@ pub(super) struct OfiOutbox {
     /// The peer's messages that took a credit: handled, and reported as handled.
     handled: u32,
     reported: u32,
-    /// Messages that the provider had no room for. It has no connection yet, or the peer is dead.
+    /// Messages that the provider had no room for: it has no connection yet, or the peer is dead; or for which it may not be asked,
+    /// since it keeps so many.
     unsent: VecDeque<Vec<u8>>,
     blocked_since: Option<Instant>,
     pub pending: Option<OfiSend>,
@@ -71,9 +75,14 @@ fn broken(what: &str) -> io::Error {
 }
 
 impl OfiOutbox {
-    pub(super) fn new(peer: PeerAddress) -> OfiOutbox {
+    /// Without a peer, whose name is not known yet, nothing can be sent.
+    pub(super) fn new(peer: Option<&PeerName>) -> OfiOutbox {
         OfiOutbox {
-            peer,
+            peer: peer.map_or(PeerAddress::UNKNOWN, PeerName::address),
+            backlog: peer.map_or_else(
+                || Arc::new(Backlog::new(0, EndpointName::of(([0, 0, 0, 0], 0).into()))),
+                |peer| peer.backlog().clone(),
+            ),
             to: 0,
             sequence: 0,
             sent: 0,
@@ -99,7 +108,15 @@ impl OfiOutbox {
     }
 
     /// The link has ended: nothing is sent any more.
-    pub(super) fn clear(&mut self) {
+    pub(super) fn clear(&mut self, port: &Port) {
+        // Of what waits, the last message of all is sent, beyond the bound, to learn from its completion when all have left. The
+        // peer finds a gap. One that has caused that before is spared it: then such a message was the last one posted.
+        if self.to != 0
+            && self.backlog.len() <= MOST_KEPT
+            && let Some(last) = self.unsent.pop_back()
+        {
+            let _ = self.post_now(port, last, true);
+        }
         self.pending = None;
         self.unsent.clear();
         self.announced.clear();
@@ -131,13 +148,13 @@ impl OfiOutbox {
     }
 
     fn may_send(&self) -> bool {
-        self.sent.wrapping_sub(self.peer_handled) < self.most
+        self.sent.wrapping_sub(self.peer_handled) < self.most && self.backlog.has_room()
     }
 
     /// True when nothing waits for room at the provider.
     pub(super) fn flush(&mut self, port: &Port) -> io::Result<bool> {
         while let Some(message) = self.unsent.pop_front() {
-            if let Some(message) = port.send(self.peer, message)? {
+            if let Some(message) = self.offer(port, message, true)? {
                 self.unsent.push_front(message);
                 self.blocked_since.get_or_insert_with(Instant::now);
                 return Ok(false);
@@ -178,22 +195,44 @@ impl OfiOutbox {
         message.clear();
         wire::encode(header, content, &mut message);
         if self.unsent.is_empty() {
-            // The last message has a completion: the endpoint may be closed behind it.
-            if message.len() <= port.inject() && *content != OfiContent::Bye {
-                if port.inject_message(self.peer, &message)? {
-                    self.scratch = message;
-                    return Ok(());
-                }
-            } else {
-                match port.send(self.peer, message)? {
-                    None => return Ok(()),
-                    Some(busy) => message = busy,
-                }
+            // The first and the last message of a link have completions: with those all have left that were posted before, and the
+            // endpoint may be closed behind them.
+            let noted = matches!(content, OfiContent::Hello(_) | OfiContent::Accept(_) | OfiContent::Bye);
+            match self.offer(port, message, noted)? {
+                None => return Ok(()),
+                Some(busy) => message = busy,
             }
             self.blocked_since.get_or_insert_with(Instant::now);
         }
         self.unsent.push_back(message);
         if self.unsent.len() > MAX_UNSENT { Err(broken("it causes messages and does not read them")) } else { Ok(()) }
+    }
+
+    /// Posts a message; returns it when there is no room. `noted`: it needs a completion.
+    fn offer(&mut self, port: &Port, message: Vec<u8>, noted: bool) -> io::Result<Option<Vec<u8>>> {
+        if !self.backlog.has_room() {
+            return Ok(Some(message));
+        }
+        self.post_now(port, message, noted)
+    }
+
+    fn post_now(&mut self, port: &Port, mut message: Vec<u8>, noted: bool) -> io::Result<Option<Vec<u8>>> {
+        let number = self.backlog.begin();
+        let posted = if message.len() <= port.inject() && !noted && !Backlog::is_noted(number) {
+            port.inject_message(self.peer, &message).map(|taken| {
+                let busy = (!taken).then(|| std::mem::take(&mut message));
+                self.scratch = message;
+                busy
+            })
+        } else {
+            port.send(self.peer, message, Label::Sent { backlog: self.backlog.id, number })
+        };
+        match &posted {
+            Ok(None) => {}
+            Ok(Some(_)) => self.backlog.busy(),
+            Err(_) => self.backlog.failed(),
+        }
+        posted
     }
 
     /// Sends what there is credit for. `name`: the address of the link's bulk endpoint, for payloads that need it.

@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::backlog::Backlog;
 use super::limits::{CREDITS, LINGER, MESSAGE, NAP, SHORT_NAP, STRANGERS, UNCREDITED};
 use super::provider;
 use super::station::Station;
 use super::sys::{EndpointName, Label, PeerAddress, Posted};
+use crate::address::OfiProvider;
 use crate::fork::CreatorProcess;
 use crate::sync::Mutex;
 
@@ -33,9 +35,24 @@ pub(super) struct Port {
     /// Sends that have not completed.
     sending: AtomicUsize,
     spare: Mutex<Vec<Vec<u8>>>,
-    /// Addresses of peers, and how many use them.
-    peers: Mutex<HashMap<EndpointName, (PeerAddress, usize)>>,
+    peers: Mutex<Peers>,
+    next_backlog: AtomicU64,
     process: CreatorProcess,
+}
+
+#[derive(Default)]
+struct Peers {
+    /// Addresses of peers, in use, or with messages on their way.
+    known: HashMap<EndpointName, KnownPeer>,
+    /// What the provider keeps for each, by its number.
+    backlogs: HashMap<u64, Arc<Backlog>>,
+}
+
+struct KnownPeer {
+    address: PeerAddress,
+    /// How many use it.
+    users: usize,
+    backlog: Arc<Backlog>,
 }
 
 /// The address of a peer's endpoint, in use.
@@ -44,6 +61,7 @@ pub(super) struct PeerName {
     name: EndpointName,
     socket: SocketAddr,
     address: PeerAddress,
+    backlog: Arc<Backlog>,
 }
 
 /// The address of an endpoint that a peer names, and where that is, if the name tells. An error when it is not that of another
@@ -75,15 +93,20 @@ impl PeerName {
         let (name, told) = checked_name(name, &port.station)?;
         let socket = told.or(socket).ok_or(io::ErrorKind::InvalidInput)?;
         let mut peers = port.peers.lock();
-        let entry = match peers.get_mut(&name) {
-            Some(entry) => entry,
+        let Peers { known, backlogs } = &mut *peers;
+        let peer = match known.get_mut(&name) {
+            Some(peer) => peer,
             None => {
                 let address = port.station.av.insert(&name)?;
-                peers.entry(name.clone()).or_insert((address, 0))
+                let id = port.next_backlog.fetch_add(1, Ordering::Relaxed);
+                let backlog = Arc::new(Backlog::new(id, name.clone()));
+                backlogs.insert(id, backlog.clone());
+                known.entry(name.clone()).or_insert(KnownPeer { address, users: 0, backlog })
             }
         };
-        entry.1 += 1;
-        Ok(PeerName { port: Arc::downgrade(port), name, socket, address: entry.0 })
+        peer.users += 1;
+        let (address, backlog) = (peer.address, peer.backlog.clone());
+        Ok(PeerName { port: Arc::downgrade(port), name, socket, address, backlog })
     }
 
     pub(super) fn address(&self) -> PeerAddress {
@@ -93,18 +116,19 @@ impl PeerName {
     pub(super) fn socket(&self) -> SocketAddr {
         self.socket
     }
+
+    pub(super) fn backlog(&self) -> &Arc<Backlog> {
+        &self.backlog
+    }
 }
 
 impl Drop for PeerName {
     fn drop(&mut self) {
         let Some(port) = self.port.upgrade().filter(|port| !port.process.is_forked_child()) else { return };
         let mut peers = port.peers.lock();
-        if let Some(entry) = peers.get_mut(&self.name) {
-            entry.1 -= 1;
-            if entry.1 == 0 {
-                peers.remove(&self.name);
-                port.station.av.remove(self.address);
-            }
+        if let Some(peer) = peers.known.get_mut(&self.name) {
+            peer.users -= 1;
+            port.forget_unused(&mut peers, &self.name);
         }
     }
 }
@@ -120,6 +144,7 @@ impl Port {
             sending: AtomicUsize::new(0),
             spare: Mutex::default(),
             peers: Mutex::default(),
+            next_backlog: AtomicU64::new(0),
             process: CreatorProcess::this(),
         });
         port.post_receives()?;
@@ -171,11 +196,11 @@ impl Port {
         self.station.endpoint.inject(to, message, MESSAGE_TAG)
     }
 
-    /// Sends a message; returns it when there is no room.
-    pub(super) fn send(&self, to: PeerAddress, message: Vec<u8>) -> io::Result<Option<Vec<u8>>> {
+    /// Sends a message; returns it when there is no room. The label comes back with the completion.
+    pub(super) fn send(&self, to: PeerAddress, message: Vec<u8>, label: Label) -> io::Result<Option<Vec<u8>>> {
         // Counted first: it may complete before this returns.
         self.sending.fetch_add(1, Ordering::AcqRel);
-        let posted = self.station.endpoint.send(to, message, MESSAGE_TAG, Label::Message);
+        let posted = self.station.endpoint.send(to, message, MESSAGE_TAG, label);
         match posted {
             Ok(Posted::Begun) => Ok(None),
             Ok(Posted::Busy(message)) => {
@@ -245,9 +270,28 @@ impl Port {
         }
     }
 
-    /// A message was sent, or not.
-    pub(super) fn message_sent(&self) {
+    /// A message has left, or was lost. `Some`: links to this peer wait for that.
+    pub(super) fn message_sent(&self, label: Label) -> Option<Arc<Backlog>> {
         self.sending.fetch_sub(1, Ordering::AcqRel);
+        let Label::Sent { backlog, number } = label else { return None };
+        let mut peers = self.peers.lock();
+        let backlog = peers.backlogs.get(&backlog)?.clone();
+        let awaited = backlog.note_left(number);
+        self.forget_unused(&mut peers, &backlog.name);
+        awaited.then_some(backlog)
+    }
+
+    /// Forgets a peer that no link uses. One that reads nothing stays known while the provider keeps messages for it: with a new
+    /// link, it is not sent more than the old one left room for. Other providers than `tcp` may never report what they keep for
+    /// a peer that has died, so they do without that.
+    fn forget_unused(&self, peers: &mut Peers, name: &EndpointName) {
+        let stays = |peer: &KnownPeer| peer.users > 0 || self.station.provider == OfiProvider::Tcp && peer.backlog.len() > 0;
+        if peers.known.get(name).is_some_and(|peer| !stays(peer))
+            && let Some(peer) = peers.known.remove(name)
+        {
+            peers.backlogs.remove(&peer.backlog.id);
+            self.station.av.remove(peer.address);
+        }
     }
 
     /// A message was received, and handled: its buffer receives another one.
@@ -272,7 +316,8 @@ impl Port {
     /// Handles completions where nothing is reported any more.
     pub(super) fn drain(&self) {
         let completions = self.station.take_completions().unwrap_or_default();
-        let sent = completions.iter().filter(|done| done.is_send && done.label == Label::Message).count();
-        self.sending.fetch_sub(sent, Ordering::AcqRel);
+        completions.iter().filter(|done| done.is_send).for_each(|done| {
+            self.message_sent(done.label);
+        });
     }
 }

@@ -9,14 +9,14 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use super::av::{Av, PeerAddress};
+use super::closing::ClosingEndpoint;
 use super::cq::Cq;
 use super::domain::Domain;
-use super::fabric::close;
 use super::info::{EndpointName, MAX_NAME};
 use super::lending::{LoanHost, MemoryLoan};
 use super::operation::{Label, OperationMemory};
 use super::raw::{FI_ADDR_UNSPEC, FI_ENABLE, FI_RECV, FI_SEND, FiAddr, Fid, FidDomain, FidEp, TaggedOps};
-use super::{check, failed, must};
+use super::{check, failed};
 use crate::fork::CreatorProcess;
 use crate::memory::{IoVec, Slice};
 use crate::sync::{Mutex, RwLock};
@@ -30,10 +30,13 @@ pub(in super::super) struct Endpoint {
     segments: usize,
     name: EndpointName,
     // Closed after the endpoint.
-    _av: Arc<Av>,
+    av: Arc<Av>,
     cq: Arc<Cq>,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
     process: CreatorProcess,
+    /// The error of each attempt to close it: a provider that fails.
+    #[cfg(test)]
+    pub obstacle: Arc<std::sync::atomic::AtomicI32>,
 }
 
 // SAFETY: the functions of libfabric may be called by any thread (FI_THREAD_SAFE).
@@ -68,10 +71,12 @@ impl Endpoint {
             lent: Mutex::default(),
             segments: domain.info.segments.max(1),
             name: EndpointName::of(([0, 0, 0, 0], 0).into()),
-            _av: av.clone(),
+            av: av.clone(),
             cq: cq.clone(),
-            _domain: domain.clone(),
+            domain: domain.clone(),
             process: CreatorProcess::this(),
+            #[cfg(test)]
+            obstacle: Arc::default(),
         };
         let fid = raw.as_ptr().cast::<Fid>();
         // SAFETY: the endpoint is open, and its table has this function in all versions.
@@ -254,20 +259,25 @@ impl Endpoint {
         self.lent.lock().iter().filter_map(|loan| loan.upgrade()?.withheld_since()).min()
     }
 
-    /// Closes the endpoint: ends all its operations, and with them the loans.
+    /// Closes the endpoint: ends all its operations, and with them the loans. Where that is impossible, they do not end.
     pub fn close(&self) {
         if self.process.is_forked_child() {
             return;
         }
-        let mut slot = self.raw.write();
-        if let Some(raw) = slot.take() {
-            // SAFETY: it is open, and no thread is in a call of it, since this one has it exclusively.
-            let closed = unsafe { close("fi_close of an endpoint", raw.as_ptr().cast()) };
-            must(closed);
-        }
-        // The provider accesses no memory of a closed endpoint.
-        let lent: Vec<_> = self.lent.lock().drain(..).collect();
-        lent.iter().filter_map(Weak::upgrade).for_each(|loan| loan.end());
+        // No thread is in a call of it, nor begins one later.
+        let Some(raw) = self.raw.write().take() else { return };
+        let endpoint = ClosingEndpoint {
+            raw,
+            loans: self.lent.lock().drain(..).collect(),
+            cq: self.cq.clone(),
+            _av: self.av.clone(),
+            _domain: self.domain.clone(),
+            process: self.process,
+            is_busy: false,
+            #[cfg(test)]
+            obstacle: self.obstacle.clone(),
+        };
+        endpoint.close();
     }
 }
 

@@ -4,11 +4,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use super::closing;
 use crate::memory::{Loan, Slice};
 
 /// How long memory that is wanted back may stay with the provider before the endpoint is closed that it was lent to: a peer
 /// that is alive takes a chunk in far less.
 pub(in super::super) const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How long a thread waits for memory whose endpoint is too busy to be closed, and how often it is tried again.
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
+const RETRY: Duration = Duration::from_millis(5);
 
 /// Whom the memory was lent to.
 pub(in super::super) trait LoanHost: Send + Sync {
@@ -28,11 +33,21 @@ pub(in super::super) struct MemoryLoan {
     /// Since when it is wanted back.
     withdrawn: OnceLock<Instant>,
     ended: AtomicBool,
+    /// Its endpoint can't be closed now; or ever.
+    stuck: AtomicBool,
+    hopeless: AtomicBool,
 }
 
 impl MemoryLoan {
     pub(super) fn new(memory: &Slice, host: Weak<dyn LoanHost>) -> Arc<MemoryLoan> {
-        Arc::new(MemoryLoan { memory: memory.clone(), host, withdrawn: OnceLock::new(), ended: AtomicBool::new(false) })
+        Arc::new(MemoryLoan {
+            memory: memory.clone(),
+            host,
+            withdrawn: OnceLock::new(),
+            ended: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
+            hopeless: AtomicBool::new(false),
+        })
     }
 
     /// The provider accesses the memory no more.
@@ -46,6 +61,27 @@ impl MemoryLoan {
     /// Since when the memory is wanted back, if the provider still has it.
     pub(super) fn withheld_since(&self) -> Option<Instant> {
         self.withdrawn.get().copied().filter(|_| !self.has_ended())
+    }
+
+    /// Its endpoint can't be closed. `hopeless`: nor can it be tried again.
+    pub(super) fn note_stuck(&self, hopeless: bool) {
+        self.hopeless.fetch_or(hopeless, Ordering::AcqRel);
+        self.stuck.store(true, Ordering::Release);
+    }
+
+    /// Tries again to end the loan. Ends the process after a time, or when that is hopeless.
+    fn free(&self, since: Instant) {
+        closing::retry();
+        if self.has_ended() {
+            return;
+        }
+        if self.hopeless.load(Ordering::Acquire) || since.elapsed() > LAST_PATIENCE {
+            // Not logged: a subscriber is user code, and this may run under a lock.
+            eprintln!("calomel: a provider of libfabric does not release memory that is wanted back, so the process ends");
+            std::process::abort();
+        }
+        // No event tells when the provider could close the endpoint.
+        std::thread::sleep(RETRY);
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -63,7 +99,12 @@ impl Loan for MemoryLoan {
     }
 
     fn wait(&self, since: Instant) {
+        let mut stuck_since = None;
         while !self.has_ended() {
+            if self.stuck.load(Ordering::Acquire) {
+                self.free(*stuck_since.get_or_insert_with(Instant::now));
+                continue;
+            }
             // A host that is gone has closed its endpoint, or is about to.
             if let Some(host) = self.host.upgrade() {
                 host.collect();

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 mod av;
+mod closing;
 mod cq;
 mod domain;
 mod endpoint;
@@ -47,13 +48,4 @@ fn text_of(error: c_int) -> String {
     }
     // SAFETY: it returns one of its constants, or a text that stays until this thread calls it again.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-}
-
-/// Closing an endpoint must not fail: memory would be freed that the provider may still access.
-fn must(closed: io::Result<()>) {
-    if let Err(error) = closed {
-        // Not logged: a subscriber is user code, and this may run under a lock.
-        eprintln!("calomel: {error}: the provider does not release memory, so the process ends");
-        std::process::abort();
-    }
 }

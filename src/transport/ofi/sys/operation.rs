@@ -16,6 +16,8 @@ use crate::sync::Mutex;
 pub(in super::super) enum Label {
     /// A message: all receives for messages are alike.
     Message,
+    /// A message of a link, by its number among those to the same peer.
+    Sent { backlog: u64, number: u64 },
     /// A payload of a link, by the number that its sender gave it.
     Payload { link: u64, number: u64 },
 }
