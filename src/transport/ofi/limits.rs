@@ -22,6 +22,8 @@ pub(super) const MAX_UNSENT: usize = 64;
 pub(super) const MOST_KEPT: u64 = 64;
 /// Of the messages that are copied when they are posted, one in so many is posted with a completion.
 pub(super) const NOTED_EVERY: u64 = 8;
+// A driver that is busy handles neither completions nor credit: an honest peer runs out of credit first, with two connections.
+const _: () = assert!(2 * (CREDITS as u64 + UNCREDITED as u64) + NOTED_EVERY <= MOST_KEPT);
 
 /// Longest payload, in bytes, that is sent at a time: so many bytes after another transfer's turn a link turns to it.
 pub(super) const CHUNK: usize = 1 << 20;

@@ -7,7 +7,6 @@
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,11 +14,10 @@ use super::av::Av;
 use super::cq::Cq;
 use super::domain::Domain;
 use super::fabric::close;
-use super::lending::MemoryLoan;
+use super::lending::{self, MemoryLoan, StuckEndpoint};
 use super::raw::FidEp;
 use crate::deferred_log::defer;
 use crate::fork::CreatorProcess;
-use crate::sync::Mutex;
 
 /// How long a provider may call an endpoint busy that is to be closed. A link's end waits for that.
 const BUSY: Duration = Duration::from_millis(50);
@@ -43,10 +41,6 @@ pub(super) struct ClosingEndpoint {
 // SAFETY: the functions of libfabric may be called by any thread (FI_THREAD_SAFE).
 unsafe impl Send for ClosingEndpoint {}
 
-/// Endpoints that could not be closed: never dropped otherwise.
-static STUCK: Mutex<Vec<ClosingEndpoint>> = Mutex::new(Vec::new());
-static STUCK_COUNT: AtomicUsize = AtomicUsize::new(0);
-
 impl ClosingEndpoint {
     /// Closes it, or keeps it for ever. No thread may be in a call of it.
     pub fn close(mut self) {
@@ -58,9 +52,7 @@ impl ClosingEndpoint {
                 defer(move || {
                     tracing::error!(target: "calomel::ofi", %error, "an endpoint can't be closed: its memory is never freed");
                 });
-                STUCK_COUNT.fetch_add(1, Ordering::AcqRel);
-                STUCK.lock().push(self);
-                return;
+                return lending::keep(Box::new(self));
             }
             self.complete();
             std::thread::yield_now();
@@ -73,7 +65,7 @@ impl ClosingEndpoint {
 
     fn try_close(&self) -> io::Result<()> {
         #[cfg(test)]
-        match self.obstacle.load(Ordering::SeqCst) {
+        match self.obstacle.load(std::sync::atomic::Ordering::SeqCst) {
             0 => {}
             error => return Err(super::failed("fi_close of an endpoint", error)),
         }
@@ -96,27 +88,19 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock)
 }
 
-/// Tries again to close the endpoints that were busy.
-pub(super) fn retry() {
-    if STUCK_COUNT.load(Ordering::Acquire) == 0 {
-        return;
-    }
-    // Another thread that waits finds nothing to try meanwhile.
-    let stuck = std::mem::take(&mut *STUCK.lock());
-    for mut endpoint in stuck {
-        if endpoint.is_busy && !endpoint.process.is_forked_child() {
-            endpoint.complete();
-            match endpoint.try_close() {
-                Ok(()) => {
-                    STUCK_COUNT.fetch_sub(1, Ordering::AcqRel);
-                    continue;
-                }
-                Err(error) => {
-                    endpoint.is_busy = is_transient(&error);
-                    endpoint.each_loan(|loan| loan.note_stuck(!endpoint.is_busy));
-                }
+impl StuckEndpoint for ClosingEndpoint {
+    fn close_again(&mut self) -> bool {
+        if !self.is_busy || self.process.is_forked_child() {
+            return false;
+        }
+        self.complete();
+        match self.try_close() {
+            Ok(()) => true,
+            Err(error) => {
+                self.is_busy = is_transient(&error);
+                self.each_loan(|loan| loan.note_stuck(!self.is_busy));
+                false
             }
         }
-        STUCK.lock().push(endpoint);
     }
 }

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use super::closing;
 use crate::memory::{Loan, Slice};
+use crate::sync::Mutex;
 
 /// How long memory that is wanted back may stay with the provider before the endpoint is closed that it was lent to: a peer
 /// that is alive takes a chunk in far less.
@@ -23,6 +23,30 @@ pub(in super::super) trait LoanHost: Send + Sync {
     fn end_by_force(&self);
     /// Some of the memory is wanted back: if that lasts, `end_by_force` is called, also if no thread waits for it.
     fn reclaiming(&self, until: Instant);
+}
+
+/// An endpoint that could not be closed, with all that its provider may access.
+pub(super) trait StuckEndpoint: Send {
+    /// Tries again to close it, if that is possible. True when its loans have ended.
+    fn close_again(&mut self) -> bool;
+}
+
+/// Only dropped once they are closed.
+static STUCK: Mutex<Vec<Box<dyn StuckEndpoint>>> = Mutex::new(Vec::new());
+
+/// Keeps an endpoint for ever, or until a thread that waits for its memory has closed it.
+pub(super) fn keep(endpoint: Box<dyn StuckEndpoint>) {
+    STUCK.lock().push(endpoint);
+}
+
+fn close_again() {
+    // Nothing is locked meanwhile. Another thread that waits may find nothing to try, and tries again later.
+    let stuck = std::mem::take(&mut *STUCK.lock());
+    for mut endpoint in stuck {
+        if !endpoint.close_again() {
+            keep(endpoint);
+        }
+    }
 }
 
 /// Memory that a provider may access until the operation has completed, or its endpoint is closed.
@@ -71,7 +95,7 @@ impl MemoryLoan {
 
     /// Tries again to end the loan. Ends the process after a time, or when that is hopeless.
     fn free(&self, since: Instant) {
-        closing::retry();
+        close_again();
         if self.has_ended() {
             return;
         }
@@ -123,8 +147,6 @@ impl Loan for MemoryLoan {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
     use crate::memory::Region;
 
@@ -136,7 +158,7 @@ mod tests {
         fn collect(&self) {}
         fn end_by_force(&self) {}
         fn reclaiming(&self, until: Instant) {
-            self.0.lock().unwrap().push(until);
+            self.0.lock().push(until);
         }
     }
 
@@ -159,6 +181,6 @@ mod tests {
         second.withdraw();
         let later = second.withheld_since().unwrap();
         assert!(later > since);
-        assert_eq!(*host.0.lock().unwrap(), [since, later, later].map(|since| since + PATIENCE));
+        assert_eq!(*host.0.lock(), [since, later, later].map(|since| since + PATIENCE));
     }
 }
