@@ -65,7 +65,7 @@ enum State {
 
 /// An arrow of the picture above. The steps of the progress thread have names of their own where a caller's differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum LockStep {
     Acquire,
     Release,
     Take,
@@ -91,24 +91,24 @@ impl State {
     }
 
     /// The state after a step; `None` when the step is not possible.
-    fn after(self, step: Step) -> Option<State> {
+    fn after(self, step: LockStep) -> Option<State> {
         use State::*;
         Some(match (step, self) {
-            (Step::Acquire, Free) => Caller,
-            (Step::Acquire, ProgressParked) => Borrowed,
-            (Step::Release, Caller | CallerParked) => Free,
-            (Step::Take, Borrowed) => Caller,
-            (Step::Return, Borrowed | BorrowedParked) => ProgressParked,
-            (Step::Park, Caller) => CallerParked,
-            (Step::Park, Borrowed) => BorrowedParked,
-            (Step::Park, Progress) => ProgressParked,
-            (Step::Unpark, CallerParked) => Caller,
-            (Step::Unpark, BorrowedParked) => Borrowed,
-            (Step::AcquireAsProgress, Free) => Progress,
-            (Step::ReleaseAsProgress, Progress | ProgressParked) => Free,
-            (Step::UnparkAsProgress, ProgressParked) => Progress,
+            (LockStep::Acquire, Free) => Caller,
+            (LockStep::Acquire, ProgressParked) => Borrowed,
+            (LockStep::Release, Caller | CallerParked) => Free,
+            (LockStep::Take, Borrowed) => Caller,
+            (LockStep::Return, Borrowed | BorrowedParked) => ProgressParked,
+            (LockStep::Park, Caller) => CallerParked,
+            (LockStep::Park, Borrowed) => BorrowedParked,
+            (LockStep::Park, Progress) => ProgressParked,
+            (LockStep::Unpark, CallerParked) => Caller,
+            (LockStep::Unpark, BorrowedParked) => Borrowed,
+            (LockStep::AcquireAsProgress, Free) => Progress,
+            (LockStep::ReleaseAsProgress, Progress | ProgressParked) => Free,
+            (LockStep::UnparkAsProgress, ProgressParked) => Progress,
             // The caller holds the lock from now on, since the progress thread can't wait for its return in the reactor.
-            (Step::UnparkAsProgress, Borrowed) => Caller,
+            (LockStep::UnparkAsProgress, Borrowed) => Caller,
             _ => return None,
         })
     }
@@ -127,9 +127,9 @@ const HAS_WAITERS: u64 = 16;
 const ACQUISITION: u64 = 32;
 
 /// The word after a step; `None` when the step is not possible.
-fn after(word: u64, step: Step) -> Option<u64> {
+fn after(word: u64, step: LockStep) -> Option<u64> {
     let word = (word & !STATE) | State::of(word).after(step)? as u64;
-    Some(if step == Step::Acquire { (word & !WANTED) + ACQUISITION } else { word })
+    Some(if step == LockStep::Acquire { (word & !WANTED) + ACQUISITION } else { word })
 }
 
 /// How a caller got the lock, or not.
@@ -161,12 +161,12 @@ impl DriverLock {
         }
     }
 
-    fn step(&self, step: Step) -> Result<u64, u64> {
+    fn step(&self, step: LockStep) -> Result<u64, u64> {
         self.change(|word| after(word, step))
     }
 
     /// Makes a step after which others may acquire the lock, and wakes the next of them. False when it is not possible.
-    fn step_and_wake(&self, step: Step) -> bool {
+    fn step_and_wake(&self, step: LockStep) -> bool {
         match self.change(|word| after(word, step).filter(|_| word & HAS_WAITERS == 0)) {
             Ok(_) => true,
             Err(word) if State::of(word).after(step).is_none() => false,
@@ -191,7 +191,7 @@ impl DriverLock {
 
     /// Acquires the lock for a caller that is not queued, if that is possible at once.
     pub(super) fn try_acquire(&self) -> Option<Acquired> {
-        self.step(Step::Acquire).ok().map(Self::acquired_from)
+        self.step(LockStep::Acquire).ok().map(Self::acquired_from)
     }
 
     /// Acquires the lock for a caller, or queues it.
@@ -202,8 +202,9 @@ impl DriverLock {
             word | HAS_WAITERS | wanted
         };
         // The closure always returns a word.
-        let before = self.change(|word| after(word, Step::Acquire).or_else(|| Some(queued_at(word)))).unwrap_or_else(|word| word);
-        if after(before, Step::Acquire).is_none() {
+        let before =
+            self.change(|word| after(word, LockStep::Acquire).or_else(|| Some(queued_at(word)))).unwrap_or_else(|word| word);
+        if after(before, LockStep::Acquire).is_none() {
             if !waiters.queue.iter().any(|other| Arc::ptr_eq(other, me)) {
                 waiters.queue.push_back(me.clone());
             }
@@ -220,7 +221,7 @@ impl DriverLock {
         let mut waiters = self.waiters.lock();
         let before = waiters.queue.len();
         waiters.queue.retain(|other| !Arc::ptr_eq(other, me));
-        if waiters.queue.len() == before && self.state().after(Step::Acquire).is_some() {
+        if waiters.queue.len() == before && self.state().after(LockStep::Acquire).is_some() {
             waiters.wake_next();
         }
         self.update_flags(&waiters);
@@ -239,7 +240,7 @@ impl DriverLock {
     pub(super) fn acquire_as_progress(&self, seen: u64, me: &Arc<ThreadWaiter>) -> Result<(), Contended> {
         let mut waiters = self.waiters.lock();
         let may = waiters.queue.is_empty();
-        let acquired = self.change(|word| after(word, Step::AcquireAsProgress).filter(|_| may && word / ACQUISITION == seen));
+        let acquired = self.change(|word| after(word, LockStep::AcquireAsProgress).filter(|_| may && word / ACQUISITION == seen));
         let Err(word) = acquired else { return Ok(()) };
         // Once this flag is set, a parked holder locks the waiters before it releases the lock.
         let parked = self.change(|word| State::of(word).is_parked().then_some(word | HAS_WAITERS)).is_ok();
@@ -250,49 +251,49 @@ impl DriverLock {
     /// As [`DriverLock::acquire_as_progress`], also if a caller has held the lock a moment ago.
     pub(super) fn try_acquire_as_progress(&self) -> bool {
         let waiters = self.waiters.lock();
-        waiters.queue.is_empty() && self.step(Step::AcquireAsProgress).is_ok()
+        waiters.queue.is_empty() && self.step(LockStep::AcquireAsProgress).is_ok()
     }
 
     /// Releases the lock for a caller.
     pub(super) fn release(&self) {
-        self.step_and_wake(Step::Release);
+        self.step_and_wake(LockStep::Release);
     }
 
     /// Returns a borrowed lock to the progress thread, which sleeps in the reactor. False when that thread has woken
     /// meanwhile: then the caller still holds the lock.
     pub(super) fn release_borrowed(&self) -> bool {
-        self.step_and_wake(Step::Return)
+        self.step_and_wake(LockStep::Return)
     }
 
     /// Releases the lock for the progress thread; also called by other threads to take the lock from it.
     pub(super) fn release_as_progress(&self) {
-        self.step_and_wake(Step::ReleaseAsProgress);
+        self.step_and_wake(LockStep::ReleaseAsProgress);
     }
 
     /// Makes a borrowed lock the caller's own, since the caller needs the reactor itself. True when the lock was borrowed: then
     /// the caller has to wake the progress thread out of the reactor.
     pub(super) fn take_from_progress(&self) -> bool {
-        self.step(Step::Take).is_ok()
+        self.step(LockStep::Take).is_ok()
     }
 
     /// Marks the holder as about to block in the reactor. False when it must not block, since a caller wants the lock.
     pub(super) fn park(&self) -> bool {
-        self.change(|word| after(word, Step::Park).filter(|_| word & WANTED == 0)).is_ok()
+        self.change(|word| after(word, LockStep::Park).filter(|_| word & WANTED == 0)).is_ok()
     }
 
     /// Marks a caller that holds the lock as awake.
     pub(super) fn unpark(&self) {
-        let _ = self.step(Step::Unpark);
+        let _ = self.step(LockStep::Unpark);
     }
 
     /// Marks the progress thread as awake. False when a caller has taken the lock meanwhile.
     pub(super) fn unpark_progress(&self) -> bool {
-        self.step(Step::UnparkAsProgress).is_ok_and(|before| State::of(before) == State::ProgressParked)
+        self.step(LockStep::UnparkAsProgress).is_ok_and(|before| State::of(before) == State::ProgressParked)
     }
 
     /// True when the holder has borrowed the lock, and the progress thread has not noticed.
     pub(super) fn is_borrowed(&self) -> bool {
-        State::of(self.word.load(Ordering::Relaxed)).after(Step::Return).is_some()
+        State::of(self.word.load(Ordering::Relaxed)).after(LockStep::Return).is_some()
     }
 
     /// True when the holder blocks in the reactor, or is about to.
@@ -308,7 +309,7 @@ impl DriverLock {
 
     /// True when a caller could acquire the lock.
     pub(super) fn is_free(&self) -> bool {
-        State::of(self.word.load(Ordering::Relaxed)).after(Step::Acquire).is_some()
+        State::of(self.word.load(Ordering::Relaxed)).after(LockStep::Acquire).is_some()
     }
 
     /// True when a caller wants the progress thread to release the lock.
@@ -344,8 +345,8 @@ mod tests {
     /// The arrows of the picture, and no others.
     #[test]
     fn steps_are_those_of_the_picture() {
+        use LockStep::*;
         use State::*;
-        use Step::*;
         const STATES: [State; 7] = [Free, Caller, CallerParked, Borrowed, BorrowedParked, Progress, ProgressParked];
         let arrows = [
             (Acquire, vec![(Free, Caller), (ProgressParked, Borrowed)]),
