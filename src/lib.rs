@@ -80,7 +80,7 @@
 //! | memory that was reclaimed | is not touched any more; a peer that stalls within a chunk is waited for, for 250 ms, and then disconnected | as tcp |
 //! | access control | the pre-shared key; there is no TLS | the same |
 //! | a peer that dies | is detected within half a second, if its system lives, and lets a further TCP connection through; else after the peer timeout | the same |
-//! | what a peer is sent and does not read | is kept by the provider without a limit, once the peer has proved itself | the same |
+//! | what a peer is sent and does not read | 64 messages are kept by the provider and 64 by the link, of 8 KiB each; more end the link | the same, for each link |
 //! | strangers | can keep an engine from receiving while they hold connections open in the middle of messages | the same |
 //!
 //! ## Over shared memory
