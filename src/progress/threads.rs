@@ -504,19 +504,25 @@ impl Drop for HandlerPaused<'_> {
 /// Manual progress for tests: one thread can run both sides of a call, deterministically.
 #[cfg(test)]
 impl Core {
-    /// Ends the progress thread for good.
+    /// Ends the progress thread for good. It must not run a handler.
     pub(crate) fn retire_progress(&self) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let late = || Instant::now() >= deadline;
         self.threads.generation.fetch_add(1, Ordering::SeqCst);
+        // It releases the driver lock as for any caller, or is woken out of the reactor without it.
+        let acquired = with_sleeper(|sleeper| self.acquire_queued(sleeper, &late, Some(deadline)));
+        assert!(acquired.is_some(), "the progress thread does not release the driver lock");
+        self.driver_lock.take_from_progress();
+        self.ring();
+        if let Some(progress) = &*self.threads.progress.lock() {
+            progress.wake();
+        }
         let gone = || self.threads.handles.lock().iter().all(|(number, handle)| number.is_none() || handle.is_finished());
         while !gone() {
-            // It may sleep in the reactor, or wait for the driver lock.
-            self.driver_lock.release_as_progress();
-            self.ring();
-            if let Some(progress) = &*self.threads.progress.lock() {
-                progress.wake();
-            }
+            assert!(!late(), "the progress thread does not end");
             std::thread::yield_now();
         }
+        self.driver_lock.release();
     }
 
     /// Fails when the calling thread drives, and holds a lock that it drives with.
