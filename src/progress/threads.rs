@@ -504,22 +504,23 @@ impl Drop for HandlerPaused<'_> {
 /// Manual progress for tests: one thread can run both sides of a call, deterministically.
 #[cfg(test)]
 impl Core {
-    /// Ends the progress thread for good. It must not run a handler.
+    /// Ends the progress thread for good.
     pub(crate) fn retire_progress(&self) {
         let deadline = Instant::now() + Duration::from_secs(30);
         let late = || Instant::now() >= deadline;
-        self.threads.generation.fetch_add(1, Ordering::SeqCst);
         // It releases the driver lock as for any caller, or is woken out of the reactor without it.
         let acquired = with_sleeper(|sleeper| self.acquire_queued(sleeper, &late, Some(deadline)));
         assert!(acquired.is_some(), "the progress thread does not release the driver lock");
         self.driver_lock.take_from_progress();
-        self.ring();
-        if let Some(progress) = &*self.threads.progress.lock() {
-            progress.wake();
-        }
         let gone = || self.threads.handles.lock().iter().all(|(number, handle)| number.is_none() || handle.is_finished());
         while !gone() {
             assert!(!late(), "the progress thread does not end");
+            // The watcher may start a successor meanwhile.
+            self.threads.generation.fetch_add(1, Ordering::SeqCst);
+            self.ring();
+            if let Some(progress) = &*self.threads.progress.lock() {
+                progress.wake();
+            }
             std::thread::yield_now();
         }
         self.driver_lock.release();
