@@ -69,7 +69,7 @@ pub(crate) fn encode_message<T: Serialize + ?Sized>(
     }
     let EncodeContext { leases, foreign, .. } = context;
     if let Some(belongs_to) = foreign {
-        return Err(Unencodable::OtherEngine { belongs_to, used_with: shared.listens_at() });
+        return Err(Unencodable::OtherEngine { belongs_to: *belongs_to, used_with: shared.listens_at() });
     }
     Ok((leases, declared.map_err(|fault| Unencodable::Codec(fault.to_string()))?))
 }
@@ -121,8 +121,8 @@ pub(crate) struct EncodeContext {
     engine: u64,
     pub leases: Vec<LeaseKeepAlive>,
     eager_bulk: usize,
-    /// Set when the message has a bulk that this engine must not send: where the bulk's owner listens.
-    pub foreign: Option<Option<Address>>,
+    /// Set when the message has a bulk that this engine must not send: where the bulk's owner listens. Hardly any message has.
+    foreign: Option<Box<Option<Address>>>,
 }
 
 impl EncodeContext {
@@ -145,7 +145,7 @@ impl EncodeContext {
     pub(crate) fn refuse(owner: Option<Address>) {
         ENCODING.with_borrow_mut(|encoding| {
             if let Some(encoding) = encoding {
-                encoding.foreign = Some(owner);
+                encoding.foreign = Some(Box::new(owner));
             }
         });
     }

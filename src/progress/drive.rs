@@ -31,6 +31,12 @@ const YIELD_AFTER: Duration = Duration::from_micros(10);
 /// After a yield that brought an event, the next so many yields happen without spinning first: two threads that share a
 /// processor would else spin in vain in turn.
 const IMMEDIATE_YIELDS: u32 = 16;
+/// A yield that took so long has let another thread run.
+const SWITCH_NS: u64 = 2_000;
+/// After so many events in a row that came when another thread had run on this processor, the driver moves to another one, at most
+/// once in `MOVE_INTERVAL`.
+const CROWDED_EVENTS: u32 = 32;
+const MOVE_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a caller stays awake while another thread drives, and how long the poll of a future drives.
 pub(super) const AWAKE: Duration = Duration::from_micros(20);
 
@@ -99,6 +105,10 @@ pub(super) struct PollPacer {
     pub left: AtomicU32,
     /// How many more times to yield without spinning first.
     yields: AtomicU32,
+    /// How many events in a row have come when another thread had run on this processor, and when the driver may move, on the same
+    /// clock.
+    crowded: AtomicU32,
+    next_move: AtomicU64,
     /// How often a thread has slept in the reactor. Nothing depends on it, so it is not for the models.
     pub sleeps: std::sync::atomic::AtomicU64,
 }
@@ -114,6 +124,8 @@ impl PollPacer {
             pace: AtomicU32::new(1),
             left: AtomicU32::new(1),
             yields: AtomicU32::new(0),
+            crowded: AtomicU32::new(0),
+            next_move: AtomicU64::new(0),
             sleeps: std::sync::atomic::AtomicU64::new(0),
         }
     }
@@ -144,6 +156,31 @@ impl PollPacer {
         let now = Instant::now();
         self.note(now);
         now
+    }
+
+    /// An event was found: at once after another thread had run on this processor, or not.
+    fn note_crowded(&self, crowded: bool) {
+        let before = self.crowded.load(Ordering::Relaxed);
+        if crowded {
+            self.crowded.store(before.saturating_add(1), Ordering::Relaxed);
+        } else if before > 0 {
+            self.crowded.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets other threads have this processor for a moment; true when one has run. The thread that this one waits for may be one of
+    /// them: the kernel often wakes a thread on the processor of its waker, which goes on running, and leaves the two there for
+    /// seconds, since neither waits for long. A thread that sleeps is placed anew when it wakes: on an idle processor if there is one.
+    fn yield_processor(&self, now: u64) -> bool {
+        if self.crowded.load(Ordering::Relaxed) >= CROWDED_EVENTS && now >= self.next_move.load(Ordering::Relaxed) {
+            self.crowded.store(0, Ordering::Relaxed);
+            self.next_move.store(now + MOVE_INTERVAL.as_nanos() as u64, Ordering::Relaxed);
+            // As short as the system's timers can.
+            std::thread::sleep(Duration::from_nanos(1));
+            return false;
+        }
+        std::thread::yield_now();
+        self.note(Instant::now()).saturating_sub(now) >= SWITCH_NS
     }
 }
 
@@ -374,6 +411,8 @@ impl Core {
         }
         // After a yield: whether it came after a long time without events.
         let mut yielded = None;
+        // The last poll found nothing; another thread has run on this processor since.
+        let (mut in_vain, mut switched) = (false, false);
         let ended = loop {
             let mut any = false;
             for transport in &self.transports {
@@ -390,12 +429,16 @@ impl Core {
             }
             if any {
                 pacer.found.store(true, Ordering::Relaxed);
+                if in_vain {
+                    pacer.note_crowded(switched);
+                }
                 if let Some(waited) = yielded.take() {
                     let yields = pacer.yields.load(Ordering::Relaxed);
                     let yields = if waited { IMMEDIATE_YIELDS } else { yields.saturating_sub(1) };
                     pacer.yields.store(yields, Ordering::Relaxed);
                 }
             }
+            (in_vain, switched) = (!any, false);
             if (goal.stop)() || any && goal.until_event {
                 break DriveEnd::Stopped;
             }
@@ -435,7 +478,7 @@ impl Core {
             if self.spin.is_some_and(|spin| quiet < spin) {
                 if quiet >= YIELD_AFTER || pacer.yields.load(Ordering::Relaxed) > 0 {
                     yielded = Some(quiet >= YIELD_AFTER);
-                    std::thread::yield_now();
+                    switched = pacer.yield_processor(now_ns);
                 }
                 continue;
             }

@@ -41,7 +41,7 @@ pub(super) struct OutgoingCall<E: Env> {
     size: usize,
     /// Memory that is exposed for this call.
     exposed: Vec<u128>,
-    pub answer: Option<InboundBody<E>>,
+    pub answer: Option<Box<InboundBody<E>>>,
     neighbours: Neighbours<CallId>,
 }
 
@@ -51,7 +51,7 @@ impl<E: Env> Chained<CallId> for OutgoingCall<E> {
     }
 }
 
-/// The body of a large message, while it arrives.
+/// The body of a large message, while it arrives. Most have none, so it is kept apart from the call.
 pub(super) struct InboundBody<E: Env> {
     pub memory: E::Memory,
     pub arrived: usize,
@@ -173,7 +173,7 @@ pub(super) struct InboundRequest<E: Env> {
     /// Memory for its values that it has waited for, if it has; and the call itself while it waits.
     pub wants: usize,
     pub parked: Option<Box<Incoming<E>>>,
-    pub body: Option<InboundBody<E>>,
+    pub body: Option<Box<InboundBody<E>>>,
 }
 
 impl<E: Env> InboundRequest<E> {
@@ -433,7 +433,8 @@ impl<E: Env> Proto<E> {
             self.deliver(request, declaration, Body::Small(SmallVec::from_slice(body)), leases, trace);
         } else {
             let memory = E::Memory::allocate(size as usize);
-            self.requests[request].body = Some(InboundBody { memory, arrived: 0, declaration: Some(declaration), leases, trace });
+            let body = InboundBody { memory, arrived: 0, declaration: Some(declaration), leases, trace };
+            self.requests[request].body = Some(Box::new(body));
         }
         self.watch(id, now);
         Ok(())
@@ -444,10 +445,8 @@ impl<E: Env> Proto<E> {
         let Some(arriving) = &mut self.requests[key].body else { return };
         arriving.arrived += len;
         if arriving.arrived == arriving.memory.len() {
-            let Some(InboundBody { memory, declaration: Some(declaration), leases, trace, .. }) = self.requests[key].body.take()
-            else {
-                return;
-            };
+            let arrived = self.requests[key].body.take().map(|body| *body);
+            let Some(InboundBody { memory, declaration: Some(declaration), leases, trace, .. }) = arrived else { return };
             self.deliver(key, declaration, Body::Large(memory), leases, trace);
         }
     }
@@ -543,8 +542,8 @@ impl<E: Env> Proto<E> {
                 return;
             }
             let one_way = request.one_way;
-            if let Some(InboundBody { leases, .. }) = self.remove_request(key).and_then(|request| request.body) {
-                self.release(id, leases);
+            if let Some(body) = self.remove_request(key).and_then(|request| request.body) {
+                self.release(id, body.leases);
             }
             if let Some(OneWayRequest { cost, .. }) = one_way {
                 self.one_way_over(id, cost);
@@ -693,7 +692,7 @@ impl<E: Env> Proto<E> {
             self.end_call(key, Ok(answer));
         } else if body.is_empty() && call.answer.is_none() {
             let memory = E::Memory::allocate(size as usize);
-            call.answer = Some(InboundBody { memory, arrived: 0, declaration, leases, trace: None });
+            call.answer = Some(Box::new(InboundBody { memory, arrived: 0, declaration, leases, trace: None }));
         } else {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));
         }
@@ -706,7 +705,8 @@ impl<E: Env> Proto<E> {
         let Some(answer) = &mut call.answer else { return };
         answer.arrived += len;
         if answer.arrived == answer.memory.len() {
-            let Some(InboundBody { memory, declaration, leases, .. }) = call.answer.take() else { return };
+            let Some(answer) = call.answer.take() else { return };
+            let InboundBody { memory, declaration, leases, .. } = *answer;
             self.end_call(key, Ok(Answer { link: id, body: Body::Large(memory), declaration, leases }));
         }
     }
@@ -749,8 +749,8 @@ impl<E: Env> Proto<E> {
                 link.streams.end(Stream::Request, wire_id(id));
             }
         }
-        if let Some(InboundBody { leases, .. }) = call.answer {
-            self.release(call.link, leases);
+        if let Some(answer) = call.answer {
+            self.release(call.link, answer.leases);
         }
         for token in call.exposed {
             self.end_for_call(token);

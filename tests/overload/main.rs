@@ -15,6 +15,7 @@ mod support;
 mod floods;
 mod many_clients;
 mod memory;
+mod processors;
 mod raw;
 mod server;
 mod soak;

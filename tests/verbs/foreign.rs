@@ -146,10 +146,12 @@ fn things_that_were_not_agreed() {
     }
 }
 
-/// The device refuses it: the buffers for messages are 4096 bytes long.
+/// The device refuses it: the buffers for messages are 4096 bytes long. The peer learns of that first, and hangs up: which of the
+/// two is reported depends on what comes before the other.
 fn a_message_that_is_too_long() {
     let text = answered(vec![vec![1; 5000]]);
-    assert!(text.contains("device ended the connection"), "{text}");
+    let ends = ["device ended the connection", "it closed the connection"];
+    assert!(ends.iter().any(|end| text.contains(end)), "{text}");
 }
 
 /// Sixteen may be sent before a credit comes back.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{Bulk, BulkMode, Endpoint, Engine, Error, Grant, Pending, Request};
+use calomel::{Bulk, BulkMode, Endpoint, Engine, Error, Grant, Pending, Request, Responder};
 
 use crate::assert_error;
 use crate::support::{BOUND, Gate, Net, Pair, eventually, patience, rounds};
@@ -415,6 +415,35 @@ fn values_of_a_procedure_that_is_removed(net: &Net) {
     assert_eq!(over(), sent);
 }
 
+/// Many that wait for room are refused one after the other, by a thread with a small stack that makes the room: an answer ends the
+/// calls that have taken it.
+fn values_refused_on_a_small_stack(net: &Net) {
+    let pair = tight(net);
+    let (holds, held) = mpsc::channel();
+    pair.server.define_deferred("hold", move |reply: Responder<()>, _: Texts| holds.send(reply).unwrap()).unwrap();
+    let handled = Arc::new(AtomicUsize::new(0));
+    let count = handled.clone();
+    let defined = pair.server.define("many", move |_: &Request, _: Texts| _ = count.fetch_add(1, Ordering::SeqCst)).unwrap();
+    let many = pair.client.procedure::<Texts, ()>("many").on(&pair.to_server);
+    // A caller has credit for many when many have been handled.
+    (0..4_000).for_each(|_| many.notify(&Texts::new()).unwrap());
+    eventually("they are handled", || handled.load(Ordering::SeqCst) == 4_000);
+    let hold = pair.client.procedure::<Texts, ()>("hold").on(&pair.to_server);
+    let start = |_| (hold.start(&vec![String::new(); 118_000]).unwrap(), held.recv_timeout(BOUND).expect("it has found room"));
+    let (holding, replies): (Vec<_>, Vec<_>) = (0..5).map(start).unzip();
+    let briefly = many.clone().timeout(Duration::from_millis(200));
+    let sent = (0..1_000).take_while(|_| briefly.notify(&vec![String::new(); 200]).is_ok()).count();
+    // When there is an answer they have arrived.
+    pair.client.procedure::<(), ()>("there").on(&pair.to_server).call(&()).unwrap_err();
+    assert!(defined.remove());
+    let answer = move || replies.into_iter().for_each(|reply| reply.respond(&()).unwrap());
+    thread::Builder::new().stack_size(256 << 10).spawn(answer).unwrap().join().unwrap();
+    holding.into_iter().for_each(|holds| holds.wait().unwrap());
+    let refused = || pair.server.refusals().one_way as usize;
+    eventually("all are over", || handled.load(Ordering::SeqCst) - 4_000 + refused() == sent);
+    assert!(refused() > 100, "of {sent} too few have waited");
+}
+
 /// What would never find room is refused, and counted.
 fn values_beyond_the_whole_limit(net: &Net) {
     let pair = tight(net);
@@ -461,6 +490,7 @@ suite!(
     values_of_a_caller_that_goes,
     values_at_the_end,
     values_of_a_procedure_that_is_removed,
+    values_refused_on_a_small_stack,
     values_beyond_the_whole_limit,
     bulks_beside_values_that_find_no_room,
 );
