@@ -431,8 +431,10 @@ fn values_refused_on_a_small_stack(net: &Net) {
     let hold = pair.client.procedure::<Texts, ()>("hold").on(&pair.to_server);
     let start = |_| (hold.start(&vec![String::new(); 118_000]).unwrap(), held.recv_timeout(BOUND).expect("it has found room"));
     let (holding, replies): (Vec<_>, Vec<_>) = (0..5).map(start).unzip();
+    // The first needs more room than is left, and those behind it wait their turn.
+    many.notify(&vec![String::new(); 12_000]).unwrap();
     let briefly = many.clone().timeout(Duration::from_millis(200));
-    let sent = (0..1_000).take_while(|_| briefly.notify(&vec![String::new(); 200]).is_ok()).count();
+    let sent = 1 + (0..1_000).take_while(|_| briefly.notify(&vec![String::new(); 200]).is_ok()).count();
     // When there is an answer they have arrived.
     pair.client.procedure::<(), ()>("there").on(&pair.to_server).call(&()).unwrap_err();
     assert!(defined.remove());
