@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::Core;
 use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
+use super::processor;
 use super::steps::{CoreSink, Outputs, PendingOutputs, collect};
 use super::workers::{self, Job};
 use crate::deferred_log::defer;
@@ -33,8 +34,9 @@ const YIELD_AFTER: Duration = Duration::from_micros(10);
 const IMMEDIATE_YIELDS: u32 = 16;
 /// A yield that took so long has let another thread run.
 const SWITCH_NS: u64 = 2_000;
-/// After so many events in a row that came when another thread had run on this processor, the driver moves to another one, at most
-/// once in `MOVE_INTERVAL`.
+/// After so many events in a row that came when another thread had run on this processor, the progress thread moves to another one,
+/// at most once in `MOVE_INTERVAL`. Of two engines that share a processor the one that serves has such a thread; those of callers
+/// are the user's, who may have bound them.
 const CROWDED_EVENTS: u32 = 32;
 const MOVE_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a caller stays awake while another thread drives, and how long the poll of a future drives.
@@ -107,9 +109,9 @@ pub(super) struct PollPacer {
     yields: AtomicU32,
     /// How many events in a row have come when another thread had run on this processor, and when the driver may move, on the same
     /// clock.
-    crowded: AtomicU32,
-    next_move: AtomicU64,
-    /// How often a thread has slept in the reactor. Nothing depends on it, so it is not for the models.
+    crowded: std::sync::atomic::AtomicU32,
+    next_move: std::sync::atomic::AtomicU64,
+    /// How often a thread has slept in the reactor. What is right depends on none of these three, so they are not for the models.
     pub sleeps: std::sync::atomic::AtomicU64,
 }
 
@@ -124,9 +126,9 @@ impl PollPacer {
             pace: AtomicU32::new(1),
             left: AtomicU32::new(1),
             yields: AtomicU32::new(0),
-            crowded: AtomicU32::new(0),
-            next_move: AtomicU64::new(0),
-            sleeps: std::sync::atomic::AtomicU64::new(0),
+            crowded: Default::default(),
+            next_move: Default::default(),
+            sleeps: Default::default(),
         }
     }
 
@@ -169,14 +171,14 @@ impl PollPacer {
     }
 
     /// Lets other threads have this processor for a moment; true when one has run. The thread that this one waits for may be one of
-    /// them: the kernel often wakes a thread on the processor of its waker, which goes on running, and leaves the two there for
-    /// seconds, since neither waits for long. A thread that sleeps is placed anew when it wakes: on an idle processor if there is one.
-    fn yield_processor(&self, now: u64) -> bool {
-        if self.crowded.load(Ordering::Relaxed) >= CROWDED_EVENTS && now >= self.next_move.load(Ordering::Relaxed) {
+    /// them: the kernel often wakes a thread on the processor of its waker, which goes on running, and leaves the two there for tens
+    /// of milliseconds. So the progress thread leaves the processor if that is how its events come.
+    fn yield_processor(&self, now: u64, progress: bool) -> bool {
+        let crowded = progress && self.crowded.load(Ordering::Relaxed) >= CROWDED_EVENTS;
+        if crowded && now >= self.next_move.load(Ordering::Relaxed) {
             self.crowded.store(0, Ordering::Relaxed);
             self.next_move.store(now + MOVE_INTERVAL.as_nanos() as u64, Ordering::Relaxed);
-            // As short as the system's timers can.
-            std::thread::sleep(Duration::from_nanos(1));
+            processor::leave();
             return false;
         }
         std::thread::yield_now();
@@ -478,7 +480,7 @@ impl Core {
             if self.spin.is_some_and(|spin| quiet < spin) {
                 if quiet >= YIELD_AFTER || pacer.yields.load(Ordering::Relaxed) > 0 {
                     yielded = Some(quiet >= YIELD_AFTER);
-                    switched = pacer.yield_processor(now_ns);
+                    switched = pacer.yield_processor(now_ns, goal.progress);
                 }
                 continue;
             }
@@ -632,5 +634,40 @@ impl Core {
         }
         self.execute_outputs(outputs, Some(jobs));
         any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a pacer has wanted to leave the processor at this yield.
+    fn moves(pacer: &PollPacer, now: u64, progress: bool) -> bool {
+        let before = pacer.next_move.load(Ordering::Relaxed);
+        pacer.yield_processor(now, progress);
+        pacer.next_move.load(Ordering::Relaxed) != before
+    }
+
+    #[test]
+    fn a_progress_thread_whose_events_come_when_others_have_run_leaves_the_processor() {
+        let pacer = PollPacer::new();
+        (1..CROWDED_EVENTS).for_each(|_| pacer.note_crowded(true));
+        assert!(!moves(&pacer, 10, true));
+        pacer.note_crowded(true);
+        assert!(!moves(&pacer, 20, false), "a thread of the user's stays");
+        assert!(moves(&pacer, 30, true));
+        (0..CROWDED_EVENTS).for_each(|_| pacer.note_crowded(true));
+        let again = 30 + MOVE_INTERVAL.as_nanos() as u64;
+        assert!(!moves(&pacer, again - 1, true));
+        assert!(moves(&pacer, again, true));
+    }
+
+    #[test]
+    fn an_event_that_comes_without_others_keeps_a_progress_thread_where_it_is() {
+        let pacer = PollPacer::new();
+        (1..CROWDED_EVENTS).for_each(|_| pacer.note_crowded(true));
+        pacer.note_crowded(false);
+        pacer.note_crowded(true);
+        assert!(!moves(&pacer, 10, true));
     }
 }

@@ -15,6 +15,7 @@ mod frame_log;
 mod link_table;
 mod own_completion;
 mod polls;
+mod processor;
 mod steps;
 mod threads;
 mod timers;

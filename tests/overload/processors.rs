@@ -1,4 +1,4 @@
-//! Threads that answer each other, on one processor, while another one is idle: the kernel leaves them there for seconds.
+//! Threads that answer each other, on one processor, while another one is idle: the kernel parts them after some 10 ms at best.
 
 use std::fs;
 use std::thread;
@@ -8,6 +8,10 @@ use calomel::{Engine, Request};
 
 /// In so many calls in a row caller and handler must be on processors of their own.
 const CALLS: usize = 200;
+/// So few that the engines do not try to part while they are bound.
+const BOUND_CALLS: usize = 10;
+/// Within which they part mostly, and always.
+const PARTED: [Duration; 2] = [Duration::from_millis(8), Duration::from_millis(500)];
 
 fn processor() -> i32 {
     // SAFETY: it takes nothing and touches nothing.
@@ -45,21 +49,25 @@ fn threads_that_share_a_processor_part(listen: &str) {
     let mut here: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the number is that of a processor, and within the set.
     unsafe { libc::CPU_SET(processor() as usize, &mut here) };
-    let mut slowest = Duration::ZERO;
-    for _ in 0..20 {
+    let mut took = Vec::new();
+    for _ in 0..40 {
+        thread::sleep(Duration::from_millis(30));
         set_affinity(&here);
-        let shared = (0..CALLS).filter(|_| handled_on.call(&()).unwrap() == processor()).count();
-        assert_eq!(shared, CALLS, "all threads are bound to one processor");
+        let shared = (0..BOUND_CALLS).filter(|_| handled_on.call(&()).unwrap() == processor()).count();
+        assert_eq!(shared, BOUND_CALLS, "all threads are bound to one processor");
         set_affinity(&all);
         let begin = Instant::now();
         let mut apart = 0;
         while apart < CALLS {
             apart = if handled_on.call(&()).unwrap() == processor() { 0 } else { apart + 1 };
-            assert!(begin.elapsed() < Duration::from_millis(500), "caller and handler share a processor");
+            assert!(begin.elapsed() < PARTED[1], "caller and handler share a processor");
         }
-        slowest = slowest.max(begin.elapsed());
+        took.push(begin.elapsed());
     }
-    println!("{listen}: they parted within {slowest:?}");
+    took.sort();
+    let median = took[took.len() / 2];
+    println!("{listen}: they part within {median:?}, at most {:?}", took[took.len() - 1]);
+    assert!(median < PARTED[0], "caller and handler share a processor for {median:?}");
 }
 
 #[test]

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use super::process::ShmPeer;
 use super::segment::{RING, SharedSegment, see};
-use super::sys;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// The kind of a record.
@@ -183,16 +182,8 @@ impl Connection {
         fence(Ordering::SeqCst);
         let asleep = self.theirs.words().asleep.0.load(Ordering::Relaxed);
         if asleep % 2 == 1 && self.rung.swap(asleep, Ordering::Relaxed) != asleep {
-            let processor = sys::processor().map_or(0, |number| number as u64 + 1);
-            self.mine.words().processor.0.store(processor, Ordering::Relaxed);
             self.peer.ring();
         }
-    }
-
-    /// Whether the peer ran on this thread's processor when it last rang.
-    pub(super) fn shares_processor(&self) -> bool {
-        let theirs = self.theirs.words().processor.0.load(Ordering::Relaxed);
-        theirs != 0 && sys::processor().is_some_and(|own| own as u64 + 1 == theirs)
     }
 
     /// As `wake_peer`, but only if the peer waits for room or for the end of a loan.

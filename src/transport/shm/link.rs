@@ -376,10 +376,6 @@ impl ShmLink {
         self.outbox.lock().as_mut().is_some_and(|outbox| outbox.can_continue(connection))
     }
 
-    pub(super) fn shares_processor(&self) -> bool {
-        self.connection.get().is_some_and(|connection| connection.shares_processor())
-    }
-
     pub(super) fn awake(&self) {
         if let Some(connection) = self.connection.get() {
             connection.awake();

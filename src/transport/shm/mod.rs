@@ -22,7 +22,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crate::sync::Mutex;
@@ -50,9 +50,6 @@ const COLD_AFTER: u32 = 100_000;
 /// Connections that may wait to be accepted; the system may allow fewer.
 const BACKLOG: i32 = 4096;
 
-/// A thread that shares its peer's processor leaves it after so many polls that found something: up to then calls are rare, and
-/// a rare call is answered sooner on the processor that is awake.
-const CROWDED: u32 = 4;
 /// Added to the token of a link's socket.
 const PROCESS: usize = 1;
 const DOORBELL: usize = 2;
@@ -75,9 +72,6 @@ pub(crate) struct Shm {
     polled_count: AtomicUsize,
     scratch: Mutex<Vec<u8>>,
     accept_retry: AcceptRetry,
-    /// Not 0 when a peer rang the doorbell from the processor that the woken thread runs on: one more than the number of polls
-    /// that have found something since.
-    crowded: AtomicU32,
 }
 
 struct PolledShmLink {
@@ -233,7 +227,6 @@ impl Shm {
             polled_count: AtomicUsize::new(0),
             scratch: Mutex::new(vec![0; connection::MAX_BODY]),
             accept_retry: AcceptRetry::default(),
-            crowded: AtomicU32::new(0),
         })
     }
 
@@ -415,17 +408,6 @@ impl TransportDriver for Shm {
             !entry.link.is_closed() && !idle
         });
         self.polled_count.store(polled.len(), Ordering::Relaxed);
-        match self.crowded.load(Ordering::Relaxed) {
-            0 => {}
-            times if any => self.crowded.store(times + 1, Ordering::Relaxed),
-            times if times > CROWDED => {
-                self.crowded.store(0, Ordering::Relaxed);
-                if polled.iter().any(|entry| entry.link.shares_processor()) {
-                    sys::leave_processor();
-                }
-            }
-            _ => {}
-        }
         any
     }
 
@@ -441,9 +423,7 @@ impl TransportDriver for Shm {
         let Some(link) = link else { return };
         match of {
             PROCESS => link.end(io::Error::new(io::ErrorKind::ConnectionReset, "the peer's process died")),
-            // The kernel often wakes a thread on the processor of its waker, which goes on running: two spinning threads would
-            // share it.
-            DOORBELL => self.crowded.store(u32::from(link.shares_processor()), Ordering::Relaxed),
+            DOORBELL => {}
             _ => link.packets(sink),
         }
         if !link.is_closed() {

@@ -42,8 +42,6 @@ pub(super) struct Words {
     pub reading: [AtomicU64; SLOTS],
     /// The loan of the other side that this side has finished last, by slot.
     pub finished: [AtomicU64; SLOTS],
-    /// The processor on which this side last rang: its number plus 1, or 0 if unknown.
-    pub processor: CacheLine,
     /// By size class, a bit: this side would rather have payloads lent than through the ring.
     pub wanted: CacheLine,
 }

@@ -1,4 +1,4 @@
-//! Direct system calls: reading another process's memory, the credentials of a socket's peer, and processor affinity.
+//! Direct system calls: reading another process's memory, and the credentials of a socket's peer.
 
 #![allow(unsafe_code)]
 
@@ -107,36 +107,6 @@ pub(super) fn read_word(pid: i32, address: u64) -> io::Result<u64> {
         8 => Ok(word),
         n if n < 0 => Err(io::Error::last_os_error()),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),
-    }
-}
-
-/// The processor that this thread runs on now.
-pub(super) fn processor() -> Option<usize> {
-    // SAFETY: the call takes nothing and touches nothing.
-    let number = unsafe { libc::sched_getcpu() };
-    usize::try_from(number).ok()
-}
-
-/// Moves this thread to another processor, if its affinity permits one, and restores the affinity.
-pub(super) fn leave_processor() {
-    let Some(here) = processor().filter(|here| *here < libc::CPU_SETSIZE as usize) else { return };
-    // SAFETY: an all-zero set is a valid one, of no processors.
-    let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    let size = size_of::<libc::cpu_set_t>();
-    // SAFETY: the set has room for `size` bytes.
-    if unsafe { libc::sched_getaffinity(0, size, &raw mut allowed) } != 0 {
-        return;
-    }
-    let mut others = allowed;
-    // SAFETY: the number lies within the set, as was checked.
-    unsafe { libc::CPU_CLR(here, &mut others) };
-    // SAFETY: the set is valid.
-    if unsafe { libc::CPU_COUNT(&others) } == 0 {
-        return;
-    }
-    for set in [&others, &allowed] {
-        // SAFETY: the set is valid, and of this size. If the call fails, the thread stays where it is.
-        unsafe { libc::sched_setaffinity(0, size, set) };
     }
 }
 

@@ -323,6 +323,10 @@ impl Inbox {
     }
 }
 
+mod processor {
+    pub(super) fn leave() {}
+}
+
 mod steps {
     use super::{Arc, Completion, Core, Proto};
 

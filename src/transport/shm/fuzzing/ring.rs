@@ -142,9 +142,9 @@ impl Adversary {
             }
             Event::Word { which, slot, value } => {
                 let (words, slot) = (self.segment.words(), usize::from(*slot) % SLOTS);
-                let Words { taken, asleep, waiting, granted, finished, processor, .. } = words;
+                let Words { taken, asleep, waiting, granted, finished, wanted, .. } = words;
                 // `reading` is left out: closing a gate would wait a second for it.
-                let word = [&taken.0, &asleep.0, &waiting.0, &granted[slot], &finished[slot], &processor.0];
+                let word = [&taken.0, &asleep.0, &waiting.0, &granted[slot], &finished[slot], &wanted.0];
                 word[usize::from(*which) % word.len()].store(number(value), Ordering::Release);
             }
             Event::Block { id, len, claim, sealed } => {
