@@ -52,3 +52,14 @@ pub(super) const LINGER: Duration = Duration::from_millis(200);
 
 /// For so long a payload may be expected without any arriving on the link. A slow network takes a second for a megabyte.
 pub(super) const STALL: Duration = Duration::from_secs(30);
+
+/// Time limit of the test that decides on RMA: it takes some milliseconds on a network, a part of a second where the device is
+/// emulated.
+pub(super) const SELF_TEST: Duration = Duration::from_secs(2);
+
+/// Parts of one transfer by RMA that may be under way, of up to [`CHUNK`] bytes; and of all transfers of a link.
+pub(super) const PARTS: usize = 4;
+pub(super) const MAX_PARTS: usize = 16;
+
+/// For so long no part of a transfer by RMA may complete while some are under way.
+pub(super) const RMA_STALL: Duration = Duration::from_secs(3);

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::OnceLock;
 
 use super::limits::MESSAGE;
-use super::sys::Info;
+use super::sys::{Info, Purpose};
 use super::wire::HEADER;
 use crate::address::OfiProvider;
 
@@ -33,6 +33,14 @@ pub(super) fn exchanges_names(provider: OfiProvider) -> bool {
 /// peers may then have access that outlasts the payload.
 pub(super) fn copies_payloads(provider: OfiProvider) -> bool {
     !matches!(provider, OfiProvider::Tcp | OfiProvider::TcpRxm)
+}
+
+/// Why RMA is out of the question, whatever a test of the provider shows. `None`: its test decides.
+pub(super) fn is_software(provider: OfiProvider) -> Option<&'static str> {
+    // In unit tests these also stand in for devices.
+    matches!(provider, OfiProvider::Tcp | OfiProvider::TcpRxm).then_some(
+        "the provider is software: closing a registration does not stop a transfer that is under way, and messages are as fast",
+    )
 }
 
 /// Longest payload that is sent in messages. The messages utility cuts what is longer than 16 KiB, and no longer than 128 KiB,
@@ -64,7 +72,7 @@ pub(super) fn available(provider: OfiProvider) -> Result<(), String> {
 
 fn check(provider: OfiProvider) -> Result<(), String> {
     let name = library_name(provider);
-    let info = Info::of(name, None).map_err(|error| error.to_string())?;
+    let info = Info::of(name, None, Purpose::Messages).map_err(|error| error.to_string())?;
     let version = Info::library_version().unwrap_or_default();
     match info {
         Some(info) if exchanges_names(provider) || !info.opaque_names => Ok(()),
@@ -79,13 +87,13 @@ fn check(provider: OfiProvider) -> Result<(), String> {
 
 /// What the provider offers at an address of this host; at its first device where names are opaque, since it does not know IP
 /// addresses.
-pub(super) fn at(provider: OfiProvider, socket: SocketAddr) -> io::Result<Info> {
+pub(super) fn at(provider: OfiProvider, socket: SocketAddr, purpose: Purpose) -> io::Result<Info> {
     let missing = || {
         let what = format!("the provider {:?} has no device at {}", library_name(provider), socket.ip());
         io::Error::new(io::ErrorKind::AddrNotAvailable, what)
     };
     let exchanges = exchanges_names(provider);
-    let mut info = Info::of(library_name(provider), (!exchanges).then_some(socket))?.ok_or_else(missing)?;
+    let mut info = Info::of(library_name(provider), (!exchanges).then_some(socket), purpose)?.ok_or_else(missing)?;
     info.opaque_names |= exchanges;
     Ok(info)
 }

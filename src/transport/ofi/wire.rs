@@ -21,7 +21,7 @@
 
 use std::io;
 
-use super::sys::MAX_NAME;
+use super::sys::{MAX_NAME, RemoteExtent};
 use crate::address::OfiProvider;
 use crate::text::clipped;
 
@@ -54,6 +54,8 @@ pub(super) struct OfiHello<'a> {
     pub link: u64,
     /// Of the side that accepts: the TCP port at which the dialler may watch it; 0 for none, or where it is connected already.
     pub watch: u16,
+    /// Identifies, in keys, the sender's endpoint that peers reach memory through by RMA; 0 for none.
+    pub rma: u64,
     /// The address of the sender's endpoint, since providers don't tell it.
     pub name: &'a [u8],
 }
@@ -138,6 +140,7 @@ pub(super) fn encode(header: OfiHeader, content: &OfiContent<'_>, out: &mut Vec<
             put(&hello.link.to_le_bytes());
             put(&hello.watch.to_le_bytes());
             put(&[0; 2]);
+            put(&hello.rma.to_le_bytes());
             put(hello.name);
         }
         OfiContent::Refuse { versions, reason } => {
@@ -202,10 +205,53 @@ impl<'a> Fields<'a> {
         let versions = (self.u16()?, self.u16()?);
         let (message, credits, name) = (self.u32()?, self.u16()?, usize::from(self.u16()?));
         let (incarnation, link) = (self.u64()?, self.u64()?);
-        let (watch, _) = (self.u16()?, self.u16()?);
+        let (watch, _, rma) = (self.u16()?, self.u16()?, self.u64()?);
         let name = self.0.get(..name)?;
         let possible = versions.0 <= versions.1 && message as usize >= 256 && credits >= 2 && link != 0;
-        possible.then_some(OfiHello { versions, message, credits, incarnation, link, watch, name })
+        possible.then_some(OfiHello { versions, message, credits, incarnation, link, watch, rma, name })
+    }
+}
+
+/// The keys of memory that is registered at several endpoints: for each its number, the number of segments, and these, of three
+/// numbers each.
+pub(super) fn encode_keys(target: u64, extents: &[RemoteExtent], out: &mut Vec<u8>) {
+    out.extend_from_slice(&target.to_le_bytes());
+    out.extend_from_slice(&(extents.len() as u64).to_le_bytes());
+    for RemoteExtent { address, len, key } in extents {
+        [address, len, key].into_iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
+    }
+}
+
+/// The keys that are valid at an endpoint, for `len` bytes of the exposure from `offset` on; `None` where there are none. They may
+/// be forged: the owner's device checks each access, and only the arithmetic is checked here.
+pub(super) fn decode_keys(keys: &[u8], target: u64, offset: u64, len: u64) -> Option<Vec<RemoteExtent>> {
+    let mut fields = Fields(keys);
+    let (mut skip, mut left) = (offset, len);
+    loop {
+        let (at, count) = (fields.u64()?, fields.u64()?);
+        if at != target {
+            let size = usize::try_from(count).ok()?.checked_mul(3 * size_of::<u64>())?;
+            fields = Fields(fields.0.get(size..)?);
+            continue;
+        }
+        let mut extents = Vec::new();
+        for _ in 0..count {
+            if left == 0 {
+                break;
+            }
+            let (address, whole, key) = (fields.u64()?, fields.u64()?, fields.u64()?);
+            if skip >= whole {
+                skip -= whole;
+                continue;
+            }
+            let take = left.min(whole - skip);
+            let address = address.checked_add(skip)?;
+            address.checked_add(take)?;
+            extents.push(RemoteExtent { address, len: take, key });
+            skip = 0;
+            left -= take;
+        }
+        return (left == 0).then_some(extents);
     }
 }
 
@@ -363,6 +409,7 @@ mod tests {
         incarnation: 7 << 60,
         link: 9 << 50,
         watch: 77,
+        rma: 3 << 40,
         name: b"sixteen bytes...",
     };
 
@@ -471,5 +518,29 @@ mod tests {
         assert_eq!(decode(&later).unwrap().1, OfiContent::Hello(HERE));
         assert!(OfiHello { versions: (1, 5), ..HERE }.suits((5, 7)));
         assert!(!OfiHello { versions: (1, 4), ..HERE }.suits((5, 7)));
+    }
+
+    #[test]
+    fn keys_name_the_part_of_the_memory_that_is_accessed() {
+        let [one, two] = [(1000, 10, 1), (5000, 20, 2)].map(|(address, len, key)| RemoteExtent { address, len, key });
+        let mut keys = Vec::new();
+        encode_keys(4, &[two], &mut keys);
+        encode_keys(5, &[one, two], &mut keys);
+        assert_eq!(decode_keys(&keys, 5, 0, 30), Some(vec![one, two]));
+        let middle = vec![RemoteExtent { address: 1008, len: 2, key: 1 }, RemoteExtent { address: 5000, len: 3, key: 2 }];
+        assert_eq!(decode_keys(&keys, 5, 8, 5), Some(middle));
+        assert_eq!(decode_keys(&keys, 5, 10, 20), Some(vec![two]));
+        assert_eq!(decode_keys(&keys, 5, 8, 23), None, "more than there is");
+        assert_eq!(decode_keys(&keys, 6, 0, 1), None, "another endpoint");
+        assert_eq!(decode_keys(&keys[..keys.len() - 1], 5, 0, 30), None, "cut off");
+        assert_eq!(decode_keys(&keys, 5, u64::MAX, 1), None);
+        let end = RemoteExtent { address: u64::MAX, len: u64::MAX, key: 0 };
+        let mut lie = Vec::new();
+        encode_keys(1, &[end, end], &mut lie);
+        assert_eq!(decode_keys(&lie, 1, 5, 5), None, "an address beyond the last");
+        let mut endless = Vec::new();
+        encode_keys(1, &[], &mut endless);
+        endless[8..].fill(0xff);
+        assert_eq!((decode_keys(&endless, 1, 0, 1), decode_keys(&endless, 2, 0, 1)), (None, None));
     }
 }

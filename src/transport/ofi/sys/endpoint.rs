@@ -15,10 +15,10 @@ use super::domain::Domain;
 use super::info::{EndpointName, MAX_NAME};
 use super::lending::{LoanHost, MemoryLoan};
 use super::operation::{Label, OperationMemory};
-use super::raw::{FI_ADDR_UNSPEC, FI_ENABLE, FI_RECV, FI_SEND, FiAddr, Fid, FidDomain, FidEp, TaggedOps};
+use super::raw::{FI_ADDR_UNSPEC, FI_ENABLE, FI_RECV, FI_SEND, FiAddr, Fid, FidDomain, FidEp, RmaOps, TaggedOps};
 use super::{check, failed};
 use crate::fork::CreatorProcess;
-use crate::memory::{IoVec, Slice};
+use crate::memory::{DeviceRegistration, IoVec, Slice};
 use crate::sync::{Mutex, RwLock};
 
 pub(in super::super) struct Endpoint {
@@ -26,6 +26,8 @@ pub(in super::super) struct Endpoint {
     raw: RwLock<Option<NonNull<FidEp>>>,
     /// Loans that may not have ended.
     lent: Mutex<Vec<Weak<MemoryLoan>>>,
+    /// Memory that peers reach through it.
+    registered: Mutex<Vec<Weak<dyn DeviceRegistration>>>,
     /// Most segments of memory of one operation.
     segments: usize,
     name: EndpointName,
@@ -43,6 +45,13 @@ pub(in super::super) struct Endpoint {
 unsafe impl Send for Endpoint {}
 // SAFETY: as above.
 unsafe impl Sync for Endpoint {}
+
+/// Memory of a peer, as RMA names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct RemotePlace {
+    pub address: u64,
+    pub key: u64,
+}
 
 /// The outcome of a post.
 pub(in super::super) enum Posted<B> {
@@ -69,6 +78,7 @@ impl Endpoint {
         let mut endpoint = Endpoint {
             raw: RwLock::new(Some(raw)),
             lent: Mutex::default(),
+            registered: Mutex::default(),
             segments: domain.info.segments.max(1),
             name: EndpointName::of(([0, 0, 0, 0], 0).into()),
             av: av.clone(),
@@ -191,6 +201,88 @@ impl Endpoint {
         })
     }
 
+    /// The functions for RMA.
+    fn rma(raw: NonNull<FidEp>) -> &'static RmaOps {
+        // SAFETY: the endpoint is open, and has this table: all have one, and those that were not opened with FI_RMA have functions
+        // there that fail. The table is a constant of the provider.
+        unsafe { FidEp::rma(raw.as_ptr()) }
+    }
+
+    /// Reads a peer's memory into the buffer, or writes it from there.
+    pub fn access(
+        &self,
+        pull: bool,
+        peer: PeerAddress,
+        remote: RemotePlace,
+        buffer: Vec<u8>,
+        label: Label,
+    ) -> io::Result<Posted<Vec<u8>>> {
+        let RemotePlace { address: to, key } = remote;
+        self.post_owned(buffer, label, !pull, |raw, (address, len), context| {
+            if pull {
+                let function = Endpoint::rma(raw).read;
+                // SAFETY: the buffer is the operation's own, and stays until it has completed.
+                unsafe { function(raw.as_ptr(), address.cast(), len, ptr::null_mut(), peer.0, to, key, context) }
+            } else {
+                let function = Endpoint::rma(raw).write;
+                // SAFETY: the same holds here.
+                unsafe { function(raw.as_ptr(), address.cast(), len, ptr::null_mut(), peer.0, to, key, context) }
+            }
+        })
+    }
+
+    /// As `access`, for users' memory, which is lent until the operation has completed.
+    pub fn access_lent(
+        &self,
+        pull: bool,
+        peer: PeerAddress,
+        remote: RemotePlace,
+        memory: &Slice,
+        label: Label,
+        host: Weak<dyn LoanHost>,
+    ) -> io::Result<Posted<()>> {
+        let RemotePlace { address: to, key } = remote;
+        self.post_lent(memory, label, !pull, host, |raw, pieces, context| {
+            let (first, count) = (pieces.as_ptr(), pieces.len());
+            if pull {
+                let function = Endpoint::rma(raw).readv;
+                // SAFETY: the pieces are memory that is lent until the operation has completed, or the endpoint is closed, and may
+                // be written.
+                unsafe { function(raw.as_ptr(), first, ptr::null_mut(), count, peer.0, to, key, context) }
+            } else {
+                let function = Endpoint::rma(raw).writev;
+                // SAFETY: the pieces are memory that is lent until the operation has completed, or the endpoint is closed.
+                unsafe { function(raw.as_ptr(), first, ptr::null_mut(), count, peer.0, to, key, context) }
+            }
+        })
+    }
+
+    /// How many bytes of the memory, from its beginning, one operation can take: it has a bound on segments. 0 when it is gone.
+    pub fn takes(&self, memory: &Slice) -> usize {
+        let mut pieces = SmallVec::<[IoVec; 8]>::new();
+        memory.read_access().map_or(0, |access| access.pieces(0, self.segments, &mut pieces))
+    }
+
+    /// Calls `register` with the open endpoint, which is not closed meanwhile, and ends what it returns before it closes.
+    pub(super) fn register<R: DeviceRegistration>(
+        &self,
+        register: impl FnOnce(&Arc<Domain>, NonNull<FidEp>) -> Option<io::Result<Arc<R>>>,
+    ) -> Option<io::Result<Arc<R>>> {
+        let slot = self.raw.read();
+        let Some(raw) = *slot else { return Some(Err(closed())) };
+        let registered = register(&self.domain, raw)?;
+        if let Ok(registered) = &registered {
+            let mut all = self.registered.lock();
+            // Those of memory that is no longer exposed make room.
+            if all.len().is_power_of_two() {
+                all.retain(|other| other.strong_count() > 0);
+            }
+            let registered: Arc<dyn DeviceRegistration> = registered.clone();
+            all.push(Arc::downgrade(&registered));
+        }
+        Some(registered)
+    }
+
     fn post_owned(
         &self,
         mut buffer: Vec<u8>,
@@ -266,6 +358,8 @@ impl Endpoint {
         }
         // No thread is in a call of it, nor begins one later.
         let Some(raw) = self.raw.write().take() else { return };
+        let registered = std::mem::take(&mut *self.registered.lock());
+        registered.iter().filter_map(Weak::upgrade).for_each(|registered| registered.end());
         let endpoint = ClosingEndpoint {
             raw,
             loans: self.lent.lock().drain(..).collect(),

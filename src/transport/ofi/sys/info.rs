@@ -8,10 +8,22 @@ use std::ptr::{self, NonNull};
 use super::check;
 use super::library::{Library, library};
 use super::raw::{
-    API_VERSION, FI_CONTEXT, FI_CONTEXT2, FI_DIRECTED_RECV, FI_EP_RDM, FI_MR_ALLOCATED, FI_MR_ENDPOINT, FI_MR_PROV_KEY,
-    FI_MR_VIRT_ADDR, FI_NUMERICHOST, FI_ORDER_SAS, FI_PROGRESS_MANUAL, FI_RECV, FI_RM_ENABLED, FI_SEND, FI_SOCKADDR,
-    FI_SOCKADDR_IN, FI_SOCKADDR_IN6, FI_SOURCE, FI_TAGGED, FI_THREAD_SAFE, FiInfo,
+    API_VERSION, FI_CONTEXT, FI_CONTEXT2, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_EP_RDM, FI_MR_ALLOCATED, FI_MR_ENDPOINT,
+    FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_NUMERICHOST, FI_ORDER_SAS, FI_PROGRESS_MANUAL, FI_READ, FI_RECV, FI_REMOTE_READ,
+    FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6, FI_SOURCE, FI_TAGGED,
+    FI_THREAD_SAFE, FI_WRITE, FiInfo,
 };
+
+/// What an endpoint is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Purpose {
+    /// Messages, and payloads that go in them.
+    Messages,
+    /// Messages, and memory that peers reach by RMA.
+    RmaTarget,
+    /// RMA to memory of peers. A write completes when it has been placed in their memory.
+    RmaInitiator,
+}
 
 /// A provider at an address, with the capabilities that are needed here: tagged messages between reliable datagram endpoints,
 /// in the order in which they were sent.
@@ -21,6 +33,11 @@ pub(in super::super) struct Info {
     pub inject: usize,
     /// Most segments of memory of one send, and of one receive.
     pub segments: usize,
+    /// Longest message, and longest RMA operation.
+    pub longest: usize,
+    /// How memory is registered (`FI_MR_…`), and the length of its keys, in bytes.
+    pub(super) mr_mode: i32,
+    pub(super) mr_key_size: usize,
     /// Names of endpoints are bytes that only the provider understands, not socket addresses.
     pub opaque_names: bool,
 }
@@ -43,11 +60,11 @@ impl Drop for InfoList {
 impl Info {
     /// What this provider offers, at this address of this host if there is one. `None`: the provider is not there, or not at
     /// this address.
-    pub fn of(provider: &CStr, source: Option<SocketAddr>) -> io::Result<Option<Info>> {
+    pub fn of(provider: &CStr, source: Option<SocketAddr>, purpose: Purpose) -> io::Result<Option<Info>> {
         let library = library().map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))?;
         // SAFETY: a null pointer asks for an empty structure.
         let hints = InfoList(unsafe { (library.dupinfo)(ptr::null()) }, library);
-        fill_hints(&hints, provider)?;
+        fill_hints(&hints, provider, purpose)?;
         let list = query(library, hints.0, source)?;
         let mut at = list.0;
         while let Some(entry) = NonNull::new(at) {
@@ -111,8 +128,15 @@ impl Info {
         let sending = unsafe { &*entry.tx_attr };
         // SAFETY: as above.
         let receiving = unsafe { &*entry.rx_attr };
+        // SAFETY: as above.
+        let endpoint = unsafe { &*entry.ep_attr };
+        // SAFETY: as above.
+        let domain = unsafe { &*entry.domain_attr };
         Ok(Info {
             raw,
+            longest: endpoint.max_msg_size,
+            mr_mode: domain.mr_mode,
+            mr_key_size: domain.mr_key_size,
             inject: sending.inject_size,
             segments: sending.iov_limit.min(receiving.iov_limit),
             opaque_names: ![FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6].contains(&entry.addr_format),
@@ -132,15 +156,23 @@ impl Drop for Info {
     }
 }
 
-fn fill_hints(hints: &InfoList, provider: &CStr) -> io::Result<()> {
+fn fill_hints(hints: &InfoList, provider: &CStr, purpose: Purpose) -> io::Result<()> {
     // SAFETY: it was allocated by the library, and no one else has it.
     let info = unsafe { hints.0.as_mut() }.ok_or(io::ErrorKind::OutOfMemory)?;
     info.caps = FI_TAGGED | FI_SEND | FI_RECV | FI_DIRECTED_RECV;
+    info.caps |= match purpose {
+        Purpose::Messages => 0,
+        Purpose::RmaTarget => FI_RMA | FI_REMOTE_READ | FI_REMOTE_WRITE,
+        Purpose::RmaInitiator => FI_RMA | FI_READ | FI_WRITE,
+    };
     // Each operation brings memory for the provider.
     info.mode = FI_CONTEXT | FI_CONTEXT2;
     // SAFETY: `fi_dupinfo` allocates the attributes too.
     let sending = unsafe { &mut *info.tx_attr };
     sending.msg_order = FI_ORDER_SAS;
+    if purpose == Purpose::RmaInitiator {
+        sending.op_flags = FI_DELIVERY_COMPLETE;
+    }
     // SAFETY: as above.
     let receiving = unsafe { &mut *info.rx_attr };
     receiving.msg_order = FI_ORDER_SAS;

@@ -14,6 +14,7 @@ mod lending;
 mod library;
 mod operation;
 mod raw;
+mod registration;
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -21,10 +22,11 @@ use std::io;
 pub(super) use av::{Av, PeerAddress};
 pub(super) use cq::Cq;
 pub(super) use domain::Domain;
-pub(super) use endpoint::{Endpoint, Posted};
-pub(super) use info::{EndpointName, Info, MAX_NAME};
+pub(super) use endpoint::{Endpoint, Posted, RemotePlace};
+pub(super) use info::{EndpointName, Info, MAX_NAME, Purpose};
 pub(super) use lending::{LoanHost, PATIENCE};
 pub(super) use operation::{Completion, CompletionError, Label};
+pub(super) use registration::{RegisteredRegion, RemoteExtent, RemoteRights};
 
 /// The outcome of a function that returns 0, or an error number with the sign changed.
 fn check(what: &str, returned: c_int) -> io::Result<()> {

@@ -20,9 +20,15 @@ macro_rules! constants {
 }
 
 constants! {
+    FI_RMA: u64 = 1 << 2,
     FI_TAGGED: u64 = 1 << 3,
+    FI_READ: u64 = 1 << 8,
+    FI_WRITE: u64 = 1 << 9,
     FI_RECV: u64 = 1 << 10,
     FI_SEND: u64 = 1 << 11,
+    FI_REMOTE_READ: u64 = 1 << 12,
+    FI_REMOTE_WRITE: u64 = 1 << 13,
+    FI_DELIVERY_COMPLETE: u64 = 1 << 28,
     FI_NUMERICHOST: u64 = 1 << 55,
     FI_SOURCE: u64 = 1 << 57,
     FI_DIRECTED_RECV: u64 = 1 << 59,
@@ -128,6 +134,7 @@ structures! {
         resource_mgmt: c_int,
         av_type: c_int,
         mr_mode: c_int,
+        mr_key_size: usize,
     }
     struct FabricAttr = "fi_fabric_attr" {
         fabric: *mut c_void,
@@ -162,12 +169,24 @@ structures! {
     struct FidDomain = "fid_domain" {
         fid: Fid,
         ops: *const DomainOps,
+        mr: *const MrOps,
     }
     struct DomainOps = "fi_ops_domain" {
         size: usize,
         av_open: unsafe extern "C" fn(*mut FidDomain, *mut AvAttr, *mut *mut FidAv, *mut c_void) -> c_int,
         cq_open: unsafe extern "C" fn(*mut FidDomain, *mut CqAttr, *mut *mut FidCq, *mut c_void) -> c_int,
         endpoint: unsafe extern "C" fn(*mut FidDomain, *mut FiInfo, *mut *mut FidEp, *mut c_void) -> c_int,
+    }
+    struct MrOps = "fi_ops_mr" {
+        size: usize,
+        reg: unsafe extern "C" fn(
+            *mut Fid, *const c_void, usize, u64, u64, u64, u64, *mut *mut FidMr, *mut c_void,
+        ) -> c_int,
+    }
+    struct FidMr = "fid_mr" {
+        fid: Fid,
+        mem_desc: *mut c_void,
+        key: u64,
     }
     struct AvAttr = "fi_av_attr" {
         type_: c_int,
@@ -235,7 +254,7 @@ structures! {
         ops: *const EpOps,
         cm: *const CmOps,
         msg: Unused,
-        rma: Unused,
+        rma: *const RmaOps,
         tagged: *const TaggedOps,
     }
     struct EpOps = "fi_ops_ep" {
@@ -246,6 +265,18 @@ structures! {
         size: usize,
         setname: Unused,
         getname: unsafe extern "C" fn(*mut Fid, *mut c_void, *mut usize) -> c_int,
+    }
+    struct RmaOps = "fi_ops_rma" {
+        size: usize,
+        read: unsafe extern "C" fn(*mut FidEp, *mut c_void, usize, *mut c_void, FiAddr, u64, u64, *mut c_void) -> isize,
+        readv: unsafe extern "C" fn(
+            *mut FidEp, *const libc::iovec, *mut *mut c_void, usize, FiAddr, u64, u64, *mut c_void,
+        ) -> isize,
+        readmsg: Unused,
+        write: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, *mut c_void, FiAddr, u64, u64, *mut c_void) -> isize,
+        writev: unsafe extern "C" fn(
+            *mut FidEp, *const libc::iovec, *mut *mut c_void, usize, FiAddr, u64, u64, *mut c_void,
+        ) -> isize,
     }
     struct TaggedOps = "fi_ops_tagged" {
         size: usize,
@@ -285,9 +316,11 @@ tables! {
     Fid.ops: FidOps,
     FidFabric.ops: FabricOps,
     FidDomain.ops: DomainOps,
+    FidDomain.mr: MrOps,
     FidAv.ops: AvOps,
     FidCq.ops: CqOps,
     FidEp.cm: CmOps,
+    FidEp.rma: RmaOps,
     FidEp.tagged: TaggedOps,
 }
 
