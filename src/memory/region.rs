@@ -185,7 +185,7 @@ impl Region {
     }
 
     /// The registration of type `R` that `which` selects.
-    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "for transports that have devices"))]
+    #[cfg_attr(not(any(feature = "verbs", feature = "ofi")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn registration<R: DeviceRegistration>(&self, which: impl Fn(&R) -> bool) -> Option<Arc<R>> {
         let outside = self.outside.lock();
         let found = outside.registrations.iter().map(|registration| registration.clone() as Arc<dyn Any + Send + Sync>);
@@ -194,7 +194,7 @@ impl Region {
 
     /// Registers the memory with a device: `register` gets address and length of each segment. `None` when the gate is closed.
     /// The gate can't be closed meanwhile, so memory is not reclaimed while it is being registered.
-    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
+    #[cfg_attr(not(any(test, feature = "verbs", feature = "ofi")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn register<R: DeviceRegistration>(
         &self,
         register: impl FnOnce(&[IoVec]) -> io::Result<R>,

@@ -198,10 +198,10 @@ pub(crate) trait Sink {
     /// The loan of a payload has ended: its memory is not in use any more.
     fn returned(&mut self, key: LinkKey);
     /// From now on [`Link::begin_rma`] may be called.
-    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
+    #[cfg_attr(not(any(test, feature = "verbs", feature = "ofi")), allow(dead_code, reason = "for transports that have devices"))]
     fn rma_capable(&mut self, key: LinkKey);
     /// An RMA operation has ended. On an error, any part of it may be done, and no further part will be.
-    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
+    #[cfg_attr(not(any(test, feature = "verbs", feature = "ofi")), allow(dead_code, reason = "for transports that have devices"))]
     fn rma_done(&mut self, key: LinkKey, operation: u64, result: io::Result<()>);
     /// The link is lost, or could not be established.
     fn closed(&mut self, key: LinkKey, cause: io::Error);

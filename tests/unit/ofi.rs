@@ -2,6 +2,8 @@
 
 #[path = "ofi/names.rs"]
 mod names;
+#[path = "ofi/rma.rs"]
+mod rma;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -18,7 +20,7 @@ use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
 use super::port::{PeerName, Port};
 use super::provider;
 use super::station::Station;
-use super::sys::{EndpointName, Label, LoanHost, PeerAddress, Posted};
+use super::sys::{EndpointName, Label, LoanHost, PeerAddress, Posted, Purpose};
 use super::wire::{self, OfiContent, OfiHeader, OfiHello};
 use crate::address::OfiProvider;
 use crate::memory::{Region, Slice};
@@ -50,7 +52,7 @@ fn assert_serves(engine: &Engine) {
 fn station() -> (Station, mio::Poll) {
     let poll = mio::Poll::new().unwrap();
     let at = "127.0.0.1:0".parse().unwrap();
-    let info = provider::at(OfiProvider::Tcp, at).unwrap();
+    let info = provider::at(OfiProvider::Tcp, at, Purpose::Messages).unwrap();
     (Station::open(OfiProvider::Tcp, info, at, poll.registry(), Token(0)).unwrap(), poll)
 }
 
@@ -109,7 +111,7 @@ impl Raw {
     fn hello(&self) -> OfiHello<'_> {
         let name = self.station.endpoint.name().bytes();
         let (message, credits) = (MESSAGE as u32, CREDITS as u16);
-        OfiHello { versions: VERSIONS, message, credits, incarnation: 7, link: self.number, watch: 0, name }
+        OfiHello { versions: VERSIONS, message, credits, incarnation: 7, link: self.number, watch: 0, rma: 0, name }
     }
 
     /// Dials; returns the victim's number of the link.
@@ -281,7 +283,7 @@ impl ToDeaf {
             return None;
         }
         let ((station, poll), (deaf, deaf_poll)) = (station(), station());
-        let port = Port::open(station, false, 0).unwrap();
+        let port = Port::open(station, false, 0, None).unwrap();
         let peer = PeerName::of_socket(&port, deaf.socket).unwrap();
         let begin = Instant::now();
         // It takes the first message, since only this connects it.

@@ -1,4 +1,5 @@
-//! The bulk endpoint of a link: payloads travel between the two of a link, each to a receive of its own.
+//! The bulk endpoint of a link: payloads travel between the two of a link, each to a receive of its own. Where there is RMA, a
+//! link has another one, which carries out its transfers.
 //!
 //! What a provider does with memory can only be stopped by closing its endpoint. So each link has one of its own, and a peer that
 //! stalls in the middle of a payload costs no other peer its link.
@@ -12,14 +13,14 @@ use std::time::Instant;
 use super::port::checked_name;
 use super::provider;
 use super::station::Station;
-use super::sys::{EndpointName, Label, LoanHost, PATIENCE, PeerAddress, Posted};
+use super::sys::{EndpointName, Label, LoanHost, PATIENCE, PeerAddress, Posted, RemotePlace};
 use crate::memory::Slice;
 use crate::sync::Mutex;
 
 /// The link that a bulk endpoint belongs to.
 pub(super) trait BulkOwner: Send + Sync {
-    /// The endpoint was closed: ends the link.
-    fn bulk_failed(&self, cause: io::Error);
+    /// The endpoint was closed: what it was for ends.
+    fn bulk_failed(&self, bulk: &BulkEndpoint, cause: io::Error);
     /// Completions were collected, which the driver is to handle.
     fn bulk_collected(&self);
     /// `BulkEndpoint::check_deadline` is to be called then.
@@ -154,6 +155,22 @@ impl BulkEndpoint {
         })
     }
 
+    /// Begins to read the memory from a peer's, or to write it there, by RMA.
+    pub(super) fn access(
+        self: &Arc<Self>,
+        pull: bool,
+        memory: &Slice,
+        remote: RemotePlace,
+        label: Label,
+    ) -> io::Result<PayloadPosted> {
+        let peer = self.peer()?;
+        Ok(match self.station.endpoint.access_lent(pull, peer, remote, memory, label, self.as_host())? {
+            Posted::Begun => PayloadPosted::Begun,
+            Posted::Busy(()) => PayloadPosted::Busy,
+            Posted::Gone | Posted::Fragmented => PayloadPosted::Gone,
+        })
+    }
+
     /// Closes it: ends all payloads, and all loans.
     pub(super) fn close(&self) {
         self.station.close();
@@ -162,7 +179,7 @@ impl BulkEndpoint {
     /// The link can't go on without it.
     pub(super) fn fail(&self, cause: io::Error) {
         if let Some(owner) = self.owner.upgrade() {
-            owner.bulk_failed(cause);
+            owner.bulk_failed(self, cause);
         }
     }
 

@@ -46,12 +46,12 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
     };
     let any = !completions.is_empty();
     for Completion { label, is_send, buffer, result } in completions {
-        let Label::Payload { link, number } = label else { continue };
+        let (Label::Payload { link, number } | Label::Rma { link, number }) = label else { continue };
         let Some(link) = shared.link(link) else { continue };
-        if is_send {
-            link.payload_sent(result.map(drop), sink);
-        } else {
-            link.payload_received(number, result, buffer, sink);
+        match label {
+            Label::Rma { .. } => link.rma_part_done(number, result.map(drop), sink),
+            _ if is_send => link.payload_sent(result.map(drop), sink),
+            _ => link.payload_received(number, result, buffer, sink),
         }
     }
     any
@@ -81,7 +81,7 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
             }
             port.message_received(buffer);
         }
-        (Label::Payload { .. } | Label::Sent { .. }, _) => {}
+        (Label::Payload { .. } | Label::Rma { .. } | Label::Sent { .. }, _) => {}
     }
 }
 

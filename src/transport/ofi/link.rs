@@ -3,6 +3,7 @@
 mod arriving;
 mod dialling;
 mod leaving;
+mod rma;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,11 +22,12 @@ use crate::address::OfiProvider;
 use crate::deferred_log::defer;
 use crate::memory::Slice;
 use crate::sync::Mutex;
-use crate::transport::{Link, LinkKey, OtherVersion, Sent, Sink, closed_by_peer};
+use crate::transport::{Link, LinkKey, OtherVersion, RemoteKeys, Sent, Sink, closed_by_peer};
 use crate::{Address, Transport, random};
 use arriving::OfiInbox;
 use dialling::Dialling;
 use leaving::Leaving;
+use rma::RmaTransfers;
 
 pub(super) struct OfiLink {
     pub key: LinkKey,
@@ -59,6 +61,9 @@ pub(super) struct OfiLink {
     leaving: Mutex<Leaving>,
     inbox: Mutex<OfiInbox>,
     bulk: Mutex<Option<Arc<BulkEndpoint>>>,
+    /// What the keys of the peer's memory name its endpoint by, where RMA is possible.
+    target: OnceLock<u64>,
+    rma: Mutex<RmaTransfers>,
 }
 
 impl OfiLink {
@@ -96,6 +101,8 @@ impl OfiLink {
             leaving: Mutex::default(),
             inbox: Mutex::new(OfiInbox::new(first_tag)),
             bulk: Mutex::default(),
+            target: OnceLock::new(),
+            rma: Mutex::default(),
         });
         shared.add(&link);
         Ok(link)
@@ -113,6 +120,7 @@ impl OfiLink {
                 sink.attach(key, link.clone());
                 link.accept_again();
                 sink.chunk(key, CHUNK);
+                link.peer_is_target(hello.rma, sink);
             }
             Err(error) => sink.closed(key, error),
         }
@@ -161,6 +169,7 @@ impl OfiLink {
             incarnation: self.shared.incarnation,
             link: self.number,
             watch: self.port.watch,
+            rma: self.port.rma.as_ref().map_or(0, |rma| rma.number),
             name: self.port.name().bytes(),
         }
     }
@@ -235,6 +244,7 @@ impl OfiLink {
         }
         sink.connected(self.key);
         sink.chunk(self.key, CHUNK);
+        self.peer_is_target(hello.rma, sink);
         Ok(())
     }
 
@@ -388,7 +398,7 @@ impl OfiLink {
         if self.is_closed() {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        let bulk = self.shared.open_bulk(&self.port, self.remote, self.me.clone())?;
+        let bulk = self.shared.open_bulk(&self.port, self.remote, self.me.clone(), false)?;
         Ok(slot.insert(bulk).clone())
     }
 
@@ -437,6 +447,7 @@ impl OfiLink {
         if self.retry_payloads(sink)? {
             next.push(now + RETRY);
         }
+        next.extend(self.check_transfers(now, sink));
         let bulk = self.bulk.lock().clone();
         next.extend(bulk.and_then(|bulk| bulk.check_deadline(now)));
         next.extend(self.inbox.lock().check_stall(now)?);
@@ -470,8 +481,10 @@ pub(super) fn other_version((low, high): (u16, u16)) -> io::Error {
 }
 
 impl BulkOwner for OfiLink {
-    fn bulk_failed(&self, cause: io::Error) {
-        self.fail(cause);
+    fn bulk_failed(&self, bulk: &BulkEndpoint, cause: io::Error) {
+        if !self.end_transfers_of(bulk, &cause) {
+            self.fail(cause);
+        }
     }
 
     fn bulk_collected(&self) {
@@ -531,6 +544,14 @@ impl Link for OfiLink {
         0
     }
 
+    fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &RemoteKeys, offset: u64) -> bool {
+        self.begin_transfer(operation, pull, local, keys, offset)
+    }
+
+    fn end_rma(&self, operation: u64) {
+        self.stop_transfer(operation);
+    }
+
     fn close(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -549,6 +570,7 @@ impl Link for OfiLink {
             self.out.lock().clear(&self.port);
         }
         *self.leaving.lock() = Leaving::default();
+        self.close_rma();
         let bulk = self.bulk.lock().take();
         if let Some(bulk) = bulk {
             bulk.close();

@@ -12,6 +12,7 @@ mod link;
 mod outbox;
 mod port;
 mod provider;
+mod self_test;
 mod station;
 mod sys;
 #[cfg(test)]
@@ -23,25 +24,30 @@ mod wire;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use mio::Token;
 use mio::net::TcpListener;
 
-use super::{Capabilities, Link, LinkKey, Reactor, Sink, TransportDriver, resolve, resolve_to_listen, source_towards};
+use super::{
+    Capabilities, DeviceAccess, Link, LinkKey, Reactor, RemoteKeys, Sink, TransportDriver, resolve, resolve_to_listen,
+    source_towards,
+};
 use crate::address::OfiProvider;
 use crate::deferred_log::defer;
 use crate::fork::CreatorProcess;
+use crate::memory::Region;
 use crate::sync::{Mutex, RwLock};
 use crate::{Address, Error, Result, Transport};
 use bulk::{BulkEndpoint, BulkOwner};
-use limits::LINGER;
+use limits::{LINGER, MOST_SEGMENTS};
 use link::OfiLink;
 use port::{PeerName, Port};
+use self_test::RmaLimits;
 use station::Station;
-use sys::Info;
+use sys::{Info, Purpose, RemoteRights};
 use watch::{Dialled, Home, Watch, WatchEvent};
 use wire::{Greeting, OfiHello};
 
@@ -60,6 +66,8 @@ struct OfiShared {
     ports: RwLock<Vec<Arc<Port>>>,
     /// Ports that there are, or were.
     count: AtomicUsize,
+    /// How often a port was opened that is a target of RMA.
+    targets: AtomicU32,
     /// Links by their numbers here.
     links: Mutex<HashMap<u64, Arc<OfiLink>>>,
     /// The numbers of accepted links, by the peer's incarnation and its number: a hello may arrive again.
@@ -193,9 +201,11 @@ impl OfiShared {
 
     /// Opens an endpoint at an address of this host.
     fn open(self: &Arc<Self>, provider: OfiProvider, socket: SocketAddr, listens: bool) -> io::Result<Arc<Port>> {
-        let info = provider::at(provider, socket)?;
+        let rma = self_test::rma_limits(provider, socket);
+        let purpose = if rma.is_some() { Purpose::RmaTarget } else { Purpose::Messages };
+        let info = provider::at(provider, socket, purpose)?;
         if info.opaque_names {
-            return self.open_under_a_name(provider, info, socket, listens);
+            return self.open_under_a_name(provider, info, socket, listens, rma);
         }
         let station = self.open_station(provider, info, socket)?;
         let watch = if listens { self.listen_for_watchers(&station) } else { Ok(0) };
@@ -203,8 +213,8 @@ impl OfiShared {
             defer(move || tracing::debug!(target: "calomel::ofi", %error, "peers can't watch this engine"));
             0
         });
-        let port = Port::open(station, listens, watch)?;
-        self.ports.write().push(port.clone());
+        let port = Port::open(station, listens, watch, rma)?;
+        self.add_port(&port);
         Ok(port)
     }
 
@@ -215,17 +225,25 @@ impl OfiShared {
         info: Info,
         socket: SocketAddr,
         listens: bool,
+        rma: Option<RmaLimits>,
     ) -> io::Result<Arc<Port>> {
         let listener = if listens { Some(TcpListener::bind(socket)?) } else { None };
         let at = listener.as_ref().map_or(Ok(socket), TcpListener::local_addr)?;
-        let port = Port::open(self.open_station(provider, info, at)?, listens, 0)?;
-        self.ports.write().push(port.clone());
+        let port = Port::open(self.open_station(provider, info, at)?, listens, 0, rma)?;
+        self.add_port(&port);
         if let Some(listener) = listener {
             // Told only now: those who know the name may say hello at once.
             let told = self.answer_at(listener, provider, Some(port.name().bytes().to_vec()));
             told.inspect_err(|_| self.give_up(&port))?;
         }
         Ok(port)
+    }
+
+    fn add_port(&self, port: &Arc<Port>) {
+        self.ports.write().push(port.clone());
+        if port.rma.is_some() {
+            self.targets.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     fn listen_for_watchers(&self, station: &Station) -> io::Result<u16> {
@@ -281,13 +299,14 @@ impl OfiShared {
         }
     }
 
-    /// A bulk endpoint for a link of this port, at the address from which packets to `remote` come.
-    fn open_bulk(&self, port: &Port, remote: SocketAddr, owner: Weak<dyn BulkOwner>) -> io::Result<Arc<BulkEndpoint>> {
+    /// A bulk endpoint for a link of this port, at the address from which packets to `remote` come; or one for its RMA.
+    fn open_bulk(&self, port: &Port, remote: SocketAddr, owner: Weak<dyn BulkOwner>, rma: bool) -> io::Result<Arc<BulkEndpoint>> {
         let own = port.station.socket.ip();
         let ip = if own.is_unspecified() { source_towards(remote)? } else { own };
         let at = SocketAddr::new(ip, 0);
-        let info = port.station.domain.info.at(at)?;
-        Ok(BulkEndpoint::open(self.open_station(port.station.provider, info, at)?, owner))
+        let provider = port.station.provider;
+        let info = if rma { provider::at(provider, at, Purpose::RmaInitiator)? } else { port.station.domain.info.at(at)? };
+        Ok(BulkEndpoint::open(self.open_station(provider, info, at)?, owner))
     }
 
     /// The endpoint from which this address is dialled.
@@ -317,6 +336,7 @@ impl Ofi {
                 versions,
                 ports: RwLock::default(),
                 count: AtomicUsize::new(0),
+                targets: AtomicU32::new(0),
                 links: Mutex::default(),
                 accepted: Mutex::default(),
                 bulks: Mutex::default(),
@@ -334,13 +354,16 @@ impl Ofi {
         }
     }
 
-    /// Reports failures that were noticed elsewhere. True when there were any.
+    /// Reports failures, and ends of transfers, that were noticed elsewhere. True when there were any.
     fn run_scheduled(&self, sink: &mut dyn Sink) -> bool {
         if !self.shared.pending_flags.swap(false, Ordering::SeqCst) {
             return false;
         }
         let scheduled = std::mem::take(&mut *self.shared.scheduled.lock());
-        scheduled.into_iter().for_each(|link| link.report_pending_failure(sink));
+        for link in scheduled {
+            link.report_transfers(sink);
+            link.report_pending_failure(sink);
+        }
         true
     }
 
@@ -405,6 +428,28 @@ impl TransportDriver for Ofi {
             _ => failed(error),
         })?;
         Ok(Address::ofi(provider, port.station.socket))
+    }
+
+    fn devices(&self) -> u32 {
+        self.shared.targets.load(Ordering::Acquire)
+    }
+
+    /// Registers the memory at each port that is a target. Where a provider can't register it, it is moved by its owner.
+    fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<RemoteKeys>> {
+        let DeviceAccess { read, write, .. } = access;
+        let mut keys = Vec::new();
+        if region.len() > 0 && region.segment_count() <= MOST_SEGMENTS {
+            for port in self.shared.all_ports() {
+                match port.register(region, RemoteRights { read, write }) {
+                    Some(Ok((number, registered))) => wire::encode_keys(number, registered.extents(), &mut keys),
+                    Some(Err(error)) => defer(move || {
+                        tracing::debug!(target: "calomel::ofi", %error, "memory can't be registered: its owner moves it");
+                    }),
+                    None => {}
+                }
+            }
+        }
+        Ok((!keys.is_empty()).then(|| keys.into()))
     }
 
     fn stop_listening(&self) {

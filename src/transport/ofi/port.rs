@@ -10,10 +10,13 @@ use std::time::{Duration, Instant};
 use super::backlog::Backlog;
 use super::limits::{CREDITS, LINGER, MESSAGE, NAP, SHORT_NAP, STRANGERS, UNCREDITED};
 use super::provider;
+use super::self_test::RmaLimits;
 use super::station::Station;
-use super::sys::{EndpointName, Label, PeerAddress, Posted};
+use super::sys::{EndpointName, Label, PeerAddress, Posted, RegisteredRegion, RemoteRights};
 use crate::address::OfiProvider;
 use crate::fork::CreatorProcess;
+use crate::memory::Region;
+use crate::random;
 use crate::sync::Mutex;
 
 /// The tag of messages. Payloads have other ones.
@@ -29,6 +32,8 @@ pub(super) struct Port {
     pub listens: AtomicBool,
     /// The port at which diallers may watch this engine; 0 for none, and where they are connected to it already.
     pub watch: u16,
+    /// Peers may reach memory through it by RMA.
+    pub rma: Option<RmaTarget>,
     /// Receives that are posted, and those that there should be.
     posted: AtomicUsize,
     wanted: AtomicUsize,
@@ -38,6 +43,13 @@ pub(super) struct Port {
     peers: Mutex<Peers>,
     next_backlog: AtomicU64,
     process: CreatorProcess,
+}
+
+/// What a port is to peers that reach memory by RMA.
+pub(super) struct RmaTarget {
+    /// By which keys name it: random, so that those of another engine are not taken for its own.
+    pub number: u64,
+    limits: RmaLimits,
 }
 
 #[derive(Default)]
@@ -109,6 +121,10 @@ impl PeerName {
         Ok(PeerName { port: Arc::downgrade(port), name, socket, address, backlog })
     }
 
+    pub(super) fn name(&self) -> &EndpointName {
+        &self.name
+    }
+
     pub(super) fn address(&self) -> PeerAddress {
         self.address
     }
@@ -134,11 +150,14 @@ impl Drop for PeerName {
 }
 
 impl Port {
-    pub(super) fn open(station: Station, listens: bool, watch: u16) -> io::Result<Arc<Port>> {
+    /// `rma`: peers may reach memory through it, with these limits.
+    pub(super) fn open(station: Station, listens: bool, watch: u16, rma: Option<RmaLimits>) -> io::Result<Arc<Port>> {
+        let number = u64::from_ne_bytes(random::from_system()?).max(1);
         let port = Arc::new(Port {
             station,
             listens: AtomicBool::new(listens),
             watch,
+            rma: rma.map(|limits| RmaTarget { number, limits }),
             posted: AtomicUsize::new(0),
             wanted: AtomicUsize::new(STRANGERS),
             sending: AtomicUsize::new(0),
@@ -162,6 +181,13 @@ impl Port {
     /// Longest payload that is sent in messages.
     pub(super) fn longest_in_messages(&self) -> usize {
         provider::longest_in_messages(self.station.provider)
+    }
+
+    /// Registers memory for RMA by peers. `None` where that is not possible with these rights, or its gate is closed.
+    pub(super) fn register(&self, region: &Region, rights: RemoteRights) -> Option<io::Result<(u64, Arc<RegisteredRegion>)>> {
+        let RmaTarget { number, .. } = self.rma.as_ref().filter(|rma| rma.limits.allow(rights))?;
+        let registered = RegisteredRegion::of(region, &self.station.endpoint, *number, rights)?;
+        Some(registered.map(|registered| (*number, registered)))
     }
 
     /// How long the driver may sleep, if there is no descriptor, or it may miss an event.

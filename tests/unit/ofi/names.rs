@@ -223,7 +223,7 @@ struct Endpoint {
 impl Endpoint {
     fn open() -> Endpoint {
         let (poll, at) = (mio::Poll::new().unwrap(), "127.0.0.1:0".parse().unwrap());
-        let info = provider::at(OfiProvider::Cxi, at).unwrap();
+        let info = provider::at(OfiProvider::Cxi, at, super::Purpose::Messages).unwrap();
         let station = Station::open(OfiProvider::Cxi, info, at, poll.registry(), mio::Token(0)).unwrap();
         (0..8).for_each(|_| drop(station.endpoint.receive(vec![0; MESSAGE], 0, Label::Message).unwrap()));
         Endpoint { station, _poll: poll }
@@ -235,7 +235,7 @@ impl Endpoint {
 
     fn hello(&self) -> OfiHello<'_> {
         let (message, credits) = (MESSAGE as u32, CREDITS as u16);
-        OfiHello { versions: VERSIONS, message, credits, incarnation: 7, link: 9, watch: 0, name: self.name() }
+        OfiHello { versions: VERSIONS, message, credits, incarnation: 7, link: 9, watch: 0, rma: 0, name: self.name() }
     }
 
     fn insert(&self, name: &[u8]) -> PeerAddress {

@@ -188,6 +188,11 @@ impl RegisteredRegion {
         }
         Ok(())
     }
+
+    /// Leaves open what can't be closed. The memory must then stay for ever.
+    pub fn abandon(&self) {
+        self.open.lock().drain(..).for_each(std::mem::forget);
+    }
 }
 
 impl DeviceRegistration for RegisteredRegion {
