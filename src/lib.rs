@@ -74,14 +74,20 @@
 //!
 //! | | `ofi+tcp://`, `ofi+tcp+rxm://` | `ofi+verbs://`; also `ofi+cxi://`, `ofi+opx://`, `ofi+efa://`, which have run on no card yet |
 //! |---|---|---|
-//! | a transfer, or a call with large arguments, that timed out or was cancelled | may take 250 ms more, until the provider no longer accesses local memory; if it does then, the connection ends | as tcp |
-//! | copies by this library between the two memories | none; two at memory of many segments, with checksums, or with a [`Grant`] that may lapse | two |
-//! | accesses to the same memory at the same time | do not take turns: a reader may see half of a write | as tcp |
-//! | memory that was reclaimed | is not touched any more; a peer that stalls within a chunk is waited for, for 250 ms, and then disconnected | as tcp |
+//! | a transfer, or a call with large arguments, that timed out or was cancelled | may take 250 ms more, until the provider no longer accesses local memory; if it does then, the connection ends | as tcp; with RMA as the other column |
+//! | copies by this library between the two memories | none; two at memory of many segments, with checksums, or with a [`Grant`] that may lapse | two; none with RMA |
+//! | accesses to the same memory at the same time | do not take turns: a reader may see half of a write | as tcp; with RMA as the other column |
+//! | access to memory, its mode and bounds | as tcp | as tcp; with RMA as `verbs://`, but that memory with any [`Grant`] has no key |
+//! | memory that was reclaimed | is not touched any more; a peer that stalls within a chunk is waited for, for 250 ms, and then disconnected | as tcp; with RMA as `verbs://` |
 //! | access control | the pre-shared key; there is no TLS | the same |
 //! | a peer that dies | is detected within half a second, if its system lives, and lets a further TCP connection through; else after the peer timeout | the same |
 //! | what a peer is sent and does not read | 64 messages are kept by the provider and 64 by the link, of 8 KiB each; more end the link | the same, for each link |
 //! | strangers | can keep an engine from receiving while they hold connections open in the middle of messages | the same |
+//!
+//! RMA is used where a test of the provider has shown that it enforces what a registration says, and that closing one revokes it:
+//! over `ofi+verbs://` if the environment has `FI_MR_CACHE_MAX_COUNT=0`, which turns libfabric's cache of registrations off. A line
+//! at level INFO of the target `calomel::ofi` says which way bulk data goes, and why. See
+//! [Over RDMA devices](#over-rdma-devices) for what RMA means.
 //!
 //! ## Over shared memory
 //!

@@ -320,7 +320,7 @@ impl<B: Buffer, A> Exposed<B, A> {
     }
 
     /// Copies `out.len()` bytes from `offset` on, in bytes, out of the exposed memory. Peers' writes happen entirely before or
-    /// after it, except over `verbs://` and `ofi+tcp://`: a device, or the provider, may write meanwhile, and some of the bytes
+    /// after it, except over `verbs://` and `ofi+…://`: a device, or the provider, may write meanwhile, and some of the bytes
     /// may be old and some new.
     ///
     /// # Errors

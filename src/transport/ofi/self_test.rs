@@ -34,30 +34,35 @@ impl RmaLimits {
     }
 }
 
-/// What the provider's test has shown; `None`: payloads go in messages. The first call for a provider runs the test, at this
-/// address of this host, and logs the outcome.
+/// What the provider's test has shown; `None`: bulk data goes in messages. The first call for a provider runs the test, at this
+/// address of this host, which takes a part of a second, and logs the outcome.
 pub(super) fn rma_limits(provider: OfiProvider, at: SocketAddr) -> Option<RmaLimits> {
     static FOUND: [OnceLock<Option<RmaLimits>>; OfiProvider::ALL.len()] = [const { OnceLock::new() }; OfiProvider::ALL.len()];
     let found = &FOUND[OfiProvider::ALL.iter().position(|other| *other == provider).unwrap_or_default()];
-    // Nothing can be dialled at a wildcard address. Such an engine does without RMA.
-    if at.ip().is_unspecified() && !provider::exchanges_names(provider) {
-        return None;
+    let software = provider::is_software(provider);
+    // Memory belongs to one device, and which one that would be is not known.
+    if software.is_none() && at.ip().is_unspecified() && !provider::exchanges_names(provider) {
+        return log(provider, Err("the engine listens at all addresses, not at that of a device".to_owned()));
     }
     *found.get_or_init(|| {
-        let outcome = match provider::is_software(provider) {
+        let outcome = match software {
             Some(reason) => Err(reason.to_owned()),
             // Of the software that stands in for devices in unit tests, this counts as one that has passed.
             None if cfg!(test) && provider == OfiProvider::Cxi => Ok(RmaLimits { write_only: true }),
             None => run(provider, at),
         };
-        let (rma, reason) = match &outcome {
-            Ok(RmaLimits { write_only: true }) => (true, "its test has passed".to_owned()),
-            Ok(_) => (true, "its test has passed, but for memory that may only be written: such memory has no keys".to_owned()),
-            Err(reason) => (false, reason.clone()),
-        };
-        defer(move || tracing::info!(target: "calomel::ofi", %provider, rma, reason, "how bulk data goes"));
-        outcome.ok()
+        log(provider, outcome)
     })
+}
+
+fn log(provider: OfiProvider, outcome: Result<RmaLimits, String>) -> Option<RmaLimits> {
+    let (rma, reason) = match &outcome {
+        Ok(RmaLimits { write_only: true }) => (true, "a test of the provider has passed".to_owned()),
+        Ok(_) => (true, "a test of the provider has passed, but memory that may only be written could be read".to_owned()),
+        Err(reason) => (false, reason.clone()),
+    };
+    defer(move || tracing::info!(target: "calomel::ofi", %provider, rma, reason, "how bulk data goes"));
+    outcome.ok()
 }
 
 /// Length of the memory that is tried out, in most cases.
@@ -76,7 +81,7 @@ struct Access {
 
 /// Runs the test. An error says what was found.
 pub(super) fn run(provider: OfiProvider, at: SocketAddr) -> Result<RmaLimits, String> {
-    let failed = |error: io::Error| format!("its test has failed: {error}");
+    let failed = |error: io::Error| format!("a test of the provider has failed: {error}");
     let test = SelfTest::new(provider, at).map_err(failed)?;
     test.run().map_err(failed)?
 }
@@ -115,10 +120,10 @@ impl SelfTest {
         let write = Access { pull: false, place, fill: 1, len: LEN };
         let read = Access { pull: true, ..write };
         if self.access(&writer, write)? != Some(vec![1; LEN]) || !whole.holds(1) {
-            return refused("its test has failed: what may be written can't be");
+            return refused("a test of the provider has failed: memory that may be written can't be");
         }
         if self.access(&reader, read)? != Some(vec![1; LEN]) {
-            return refused("its test has failed: what may be read can't be");
+            return refused("a test of the provider has failed: memory that may be read can't be");
         }
         // By initiators of their own, since a refusal may cost the connection.
         let beyond = Access { place: RemotePlace { address: place.address + 8, ..place }, ..read };
