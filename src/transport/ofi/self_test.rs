@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use mio::Token;
 
-use super::limits::{CHUNK, MAX_PARTS, SELF_TEST};
+use super::limits::{CHUNK, PARTS, SELF_TEST};
 use super::provider;
 use super::station::Station;
 use super::sys::{Completion, Label, PeerAddress, Posted, Purpose, RegisteredRegion, RemoteExtent, RemotePlace, RemoteRights};
@@ -153,11 +153,11 @@ impl SelfTest {
     /// Closes a registration as soon as the first byte is written. True when nothing is written after that, also where all was
     /// written before.
     fn revokes_while_written(&self) -> io::Result<bool> {
-        let Tried { region, registered } = &self.register(BOTH, MAX_PARTS * CHUNK)?;
+        let Tried { region, registered } = &self.register(BOTH, PARTS * CHUNK)?;
         let RemoteExtent { address, key, .. } = registered.extents()[0];
         let (station, target) = self.initiator()?;
         let part = CHUNK.min(station.domain.info.longest);
-        let mut waiting = vec![vec![1; part]; MAX_PARTS];
+        let mut waiting = vec![vec![1; part]; PARTS];
         let (mut at, mut under_way, mut first) = (address, 0, [0]);
         while first == [0] {
             if let Some(buffer) = waiting.pop() {
