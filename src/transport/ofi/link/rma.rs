@@ -303,8 +303,8 @@ impl OfiLink {
         let (endpoint, since, posted) = {
             let mut rma = self.rma.lock();
             let endpoint = rma.endpoint.clone()?;
-            let since = rma.last_progress.filter(|_| rma.outstanding > 0);
             let posted = rma.post(self.number);
+            let since = rma.last_progress.filter(|_| rma.outstanding > 0);
             (endpoint, since, posted)
         };
         let next = match posted {
