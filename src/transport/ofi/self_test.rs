@@ -125,17 +125,24 @@ impl SelfTest {
         if self.access(&reader, read)? != Some(vec![1; LEN]) {
             return refused("a test of the provider has failed: memory that may be read can't be");
         }
-        // By initiators of their own, since a refusal may cost the connection.
+        // By initiators of their own, since a refusal may cost the connection. That one could be made is seen before.
+        let refuses = |access: Access| -> io::Result<bool> {
+            let initiator = self.initiator()?;
+            if self.access(&initiator, read)?.is_none() {
+                return Err(io::Error::other("memory that may be read can't be"));
+            }
+            Ok(self.access(&initiator, access)?.is_none())
+        };
         let beyond = Access { place: RemotePlace { address: place.address + 8, ..place }, ..read };
-        if self.access(&self.initiator()?, beyond)?.is_some() {
+        if !refuses(beyond)? {
             return refused("it does not refuse access beyond the bounds of memory");
         }
         let forbidden = Access { place: of_readable, fill: 2, ..write };
-        if self.access(&self.initiator()?, forbidden)?.is_some() || !readable.holds(0) {
+        if !refuses(forbidden)? || !readable.holds(0) {
             return refused("it does not refuse to write memory that may only be read");
         }
         let hidden = Access { place: of_writable, ..read };
-        let write_only = self.access(&self.initiator()?, hidden)?.is_none();
+        let write_only = refuses(hidden)?;
         whole.registered.close()?;
         if self.access(&writer, Access { fill: 3, ..write })?.is_some() || !whole.holds(1) {
             return refused("closing a registration does not revoke it: memory can be written afterwards");
