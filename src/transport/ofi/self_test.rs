@@ -269,3 +269,27 @@ impl Drop for SelfTest {
         self.target.close();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_that_a_provider_does_not_enforce_are_not_given() {
+        for write_only in [true, false] {
+            let limits = RmaLimits { write_only };
+            let nothing = RemoteRights { read: false, write: false };
+            let allowed = [BOTH, READ_ONLY, WRITE_ONLY, nothing].map(|rights| limits.allow(rights));
+            assert_eq!(allowed, [true, true, write_only, false]);
+        }
+    }
+
+    #[test]
+    fn software_and_wildcard_addresses_go_without_rma() {
+        for (provider, at) in
+            [(OfiProvider::Tcp, "127.0.0.1:0"), (OfiProvider::TcpRxm, "[::]:0"), (OfiProvider::Verbs, "0.0.0.0:0")]
+        {
+            assert_eq!(rma_limits(provider, at.parse().unwrap()), None);
+        }
+    }
+}
