@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{Endpoint, Engine, Request};
+use calomel::{Address, Endpoint, Engine, Request};
 
 use crate::common::wire::{Message, Range};
 use crate::memory;
@@ -13,41 +13,41 @@ use crate::raw::{ABORT, CANCEL, PING, PONG, REVOKED, Raw, announcement, message,
 use crate::server::Server;
 use crate::support::*;
 
-const MIB: usize = 1 << 20;
+pub const MIB: usize = 1 << 20;
 /// What the server of most tests may hold for one peer, and for all.
 const PEER: usize = 16 * MIB;
 const ALL: usize = 64 * MIB;
 /// Up to twice that much is held, so that no peer is locked out. Not accounted: the memory of 64 handlers before their results
 /// are responses, unused capacity of buffers, tables, and the allocator's own.
 /// That came to 95 to 233 MiB in all, and to 256 MiB once, on a busy machine.
-const MOST: usize = 2 * ALL + 160 * MIB;
+pub const MOST: usize = 2 * ALL + 160 * MIB;
 /// Without optimization, one read of small frames takes some 20 ms, and a call beside eight floods took 0.02 to 1.5 s.
-const MEANWHILE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 3000 } else { 100 });
+pub const MEANWHILE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 3000 } else { 100 });
 /// By then, the 64 handler threads have finished the remaining requests.
 const RECOVERED: Duration = Duration::from_secs(10);
-const FLOOD: Duration = Duration::from_millis(1500);
+pub const FLOOD: Duration = Duration::from_millis(1500);
 
 /// These tests compare rates, so they run sequentially: beside another flood, a rate says nothing.
 static FLOODS: Mutex<()> = Mutex::new(());
 
 /// Waits for the other floods, whose watchdogs bound that, and then starts a watchdog.
-fn alone(name: &'static str) -> (Watchdog, MutexGuard<'static, ()>) {
+pub fn alone(name: &'static str) -> (Watchdog, MutexGuard<'static, ()>) {
     let turn = FLOODS.lock().unwrap_or_else(PoisonError::into_inner);
     (Watchdog::start(name), turn)
 }
 
-fn server() -> Server {
+pub fn server() -> Server {
     Server::start(&format!("- {PEER} {ALL}"))
 }
 
 /// An honest client of the server.
-struct Honest {
+pub struct Honest {
     engine: Engine,
     endpoint: Endpoint,
 }
 
 impl Honest {
-    fn new(server: &Server) -> Honest {
+    pub fn new(server: &Server) -> Honest {
         let engine = Engine::builder().same_host_upgrade(false).build().unwrap();
         let endpoint = engine.lookup(&server.address).unwrap();
         let honest = Honest { engine, endpoint };
@@ -63,7 +63,7 @@ impl Honest {
     }
 
     /// The median latency of calls.
-    fn latency(&self, time: Duration) -> Duration {
+    pub fn latency(&self, time: Duration) -> Duration {
         let begin = Instant::now();
         let mut took = Vec::new();
         while begin.elapsed() < time || took.len() < 5 {
@@ -90,30 +90,30 @@ impl Honest {
     }
 }
 
+/// Floods the server at this address for `FLOOD`; returns how many bytes it has sent, and whether the server has hung up.
+pub type Flood = Box<dyn FnOnce(&Address) -> (usize, bool) + Send>;
+
+/// Has sockets flood the server with these bytes.
+fn flooded(name: &str, floods: Vec<Box<dyn FnMut() -> Option<Vec<u8>> + Send>>) {
+    let flood = |mut next| -> Flood { Box::new(move |address| Raw::enter(address).flood(FLOOD, &mut next)) };
+    overloaded(name, floods.into_iter().map(flood).collect());
+}
+
 /// Has several peers flood the server, while an honest client calls: memory is bounded, calls are answered, and afterwards the
 /// rate of calls recovers.
-fn flooded(name: &str, floods: Vec<Box<dyn FnMut() -> Option<Vec<u8>> + Send>>) {
+pub fn overloaded(name: &str, floods: Vec<Flood>) {
     let server = server();
     let honest = Honest::new(&server);
     let (rate, before) = (honest.best_rate(), honest.latency(FLOOD / 5));
     memory::forget_peak(server.pid());
     let peers = floods.len();
     let during = thread::scope(|scope| {
-        let raws: Vec<_> = floods
-            .into_iter()
-            .map(|mut flood| {
-                let address = &server.address;
-                scope.spawn(move || {
-                    let mut raw = Raw::enter(address);
-                    let (sent, hung_up) = raw.flood(FLOOD, &mut flood);
-                    (raw, sent, hung_up)
-                })
-            })
-            .collect();
+        let address = &server.address;
+        let floods: Vec<_> = floods.into_iter().map(|flood| scope.spawn(move || flood(address))).collect();
         let during = honest.latency(FLOOD);
         let (mut sent, mut hung_up) = (0, 0);
-        for raw in raws {
-            let (_raw, bytes, ended) = raw.join().unwrap();
+        for flood in floods {
+            let (bytes, ended) = flood.join().unwrap();
             sent += bytes;
             hung_up += usize::from(ended);
         }

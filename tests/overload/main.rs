@@ -12,6 +12,7 @@ mod common;
 #[macro_use]
 mod support;
 
+mod engines;
 mod floods;
 mod many_clients;
 mod memory;

@@ -4,10 +4,10 @@ use std::io::Read;
 use std::thread;
 use std::time::Duration;
 
-use calomel::{Address, Engine, Request};
+use calomel::{Address, Request};
 
 use crate::memory;
-use crate::support::{Child, define_add, say};
+use crate::support::{Child, anywhere, builder, define_add, say};
 
 /// The limits of the server, in this order: connections, bytes for one peer, bytes in all; `-` for the default.
 const LIMITS: &str = "CALOMEL_TEST_LIMITS";
@@ -43,6 +43,7 @@ pub fn run(role: &str) {
     match role {
         "overload" => serve(),
         "soak" => crate::soak::run(),
+        "reader" => crate::engines::read(),
         other => panic!("no role `{other}`"),
     }
 }
@@ -52,7 +53,7 @@ fn serve() {
     let limits = std::env::var(LIMITS).unwrap();
     let limits: Vec<Option<usize>> = limits.split_whitespace().map(|limit| limit.parse().ok()).collect();
     let [connections, peer_bytes, bytes] = limits[..] else { panic!("three limits are expected") };
-    let builder = Engine::builder().listen("tcp://127.0.0.1:0").same_host_upgrade(false);
+    let builder = builder().listen(anywhere());
     let builder = match connections {
         Some(count) => builder.max_connections(count),
         None => builder,
@@ -66,6 +67,9 @@ fn serve() {
     engine.define_borrowed::<[u8], _, _>("length", |_: &Request, bytes: &[u8]| bytes.len()).unwrap();
     engine.define("answer", |_: &Request, len: usize| "x".repeat(len)).unwrap();
     engine.define("slow", |_: &Request, _: String| thread::sleep(Duration::from_millis(20))).unwrap();
+    let region = engine.expose_read_only(vec![1u8; 16 << 20]).unwrap();
+    let bulk = region.bulk();
+    engine.define("region", move |_: &Request, ()| bulk.clone()).unwrap();
     say(&format!("address {}", engine.address()));
     // The end of the input is the end of the parent.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
