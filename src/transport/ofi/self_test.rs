@@ -284,6 +284,43 @@ mod tests {
         }
     }
 
+    /// Lines of the log, as text.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_log_says_which_way_bulk_data_goes_and_why() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            assert_eq!(log(OfiProvider::Verbs, Err("for a reason".to_owned())), None);
+            let limits = RmaLimits { write_only: true };
+            assert_eq!(log(OfiProvider::Efa, Ok(limits)), Some(limits));
+            crate::deferred_log::flush();
+        });
+        let text = String::from_utf8(lines.0.lock().clone()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        for (line, parts) in
+            lines.iter().zip([["provider=verbs", "rma=false", "for a reason"], ["provider=efa", "rma=true", "passed"]])
+        {
+            assert!(line.contains("INFO calomel::ofi: how bulk data goes"), "{line}");
+            assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+        }
+    }
+
     #[test]
     fn software_and_wildcard_addresses_go_without_rma() {
         for (provider, at) in
