@@ -63,7 +63,7 @@ macro_rules! suite {
                 fn $test() {
                     let name = concat!(module_path!(), "::", stringify!($test));
                     let listen = crate::common::fabric_address($scheme);
-                    crate::support::run(name, $scheme, &listen, |builder| builder.same_host_upgrade(false), super::$test);
+                    crate::support::run(name, $scheme, &listen, crate::support::slow_to_connect, super::$test);
                 }
             )*
         }

@@ -35,6 +35,13 @@ pub fn guarded(builder: EngineBuilder) -> EngineBuilder {
     builder.same_host_upgrade(false).pre_shared_key("for conformance only").payload_checksums(true)
 }
 
+/// The messages utility takes a tenth of a second to connect, and where the device is emulated, several connections at once take
+/// seconds.
+#[cfg(feature = "ofi")]
+pub fn slow_to_connect(builder: EngineBuilder) -> EngineBuilder {
+    builder.same_host_upgrade(false).connect_timeout(Duration::from_secs(20))
+}
+
 /// The transport under test, and the engines of the test.
 pub struct Net {
     scheme: &'static str,
