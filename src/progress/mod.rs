@@ -242,6 +242,7 @@ impl Core {
                 reactor(3 + usize::from(cfg!(feature = "verbs")))?,
                 settings.incarnation,
                 proto::wire::VERSIONS,
+                settings.proto.key.is_some(),
             ))),
         ];
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -63,6 +63,8 @@ struct OfiShared {
     incarnation: u64,
     /// Lowest and highest protocol version that this engine supports.
     versions: (u16, u16),
+    /// Peers must have a pre-shared key, for which a device does not ask.
+    guarded: bool,
     ports: RwLock<Vec<Arc<Port>>>,
     /// Ports that there are, or were.
     count: AtomicUsize,
@@ -201,7 +203,7 @@ impl OfiShared {
 
     /// Opens an endpoint at an address of this host.
     fn open(self: &Arc<Self>, provider: OfiProvider, socket: SocketAddr, listens: bool) -> io::Result<Arc<Port>> {
-        let rma = self_test::rma_limits(provider, socket);
+        let rma = self_test::rma_limits(provider, socket, self.guarded);
         let purpose = if rma.is_some() { Purpose::RmaTarget } else { Purpose::Messages };
         let info = provider::at(provider, socket, purpose)?;
         if info.opaque_names {
@@ -325,7 +327,8 @@ impl OfiShared {
 }
 
 impl Ofi {
-    pub(crate) fn new(reactor: Reactor, incarnation: u64, versions: (u16, u16)) -> Ofi {
+    /// `guarded`: peers must have a pre-shared key.
+    pub(crate) fn new(reactor: Reactor, incarnation: u64, versions: (u16, u16), guarded: bool) -> Ofi {
         let Reactor { registry, waker, first_token } = reactor;
         Ofi {
             shared: Arc::new(OfiShared {
@@ -334,6 +337,7 @@ impl Ofi {
                 first_token,
                 incarnation,
                 versions,
+                guarded,
                 ports: RwLock::default(),
                 count: AtomicUsize::new(0),
                 targets: AtomicU32::new(0),

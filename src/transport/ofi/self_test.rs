@@ -35,11 +35,15 @@ impl RmaLimits {
 }
 
 /// What the provider's test has shown; `None`: bulk data goes in messages. The first call for a provider runs the test, at this
-/// address of this host, which takes a part of a second, and logs the outcome.
-pub(super) fn rma_limits(provider: OfiProvider, at: SocketAddr) -> Option<RmaLimits> {
+/// address of this host, which takes a part of a second, and logs the outcome. `guarded`: the engine has a pre-shared key.
+pub(super) fn rma_limits(provider: OfiProvider, at: SocketAddr, guarded: bool) -> Option<RmaLimits> {
     static FOUND: [OnceLock<Option<RmaLimits>>; OfiProvider::ALL.len()] = [const { OnceLock::new() }; OfiProvider::ALL.len()];
     let found = &FOUND[OfiProvider::ALL.iter().position(|other| *other == provider).unwrap_or_default()];
     let software = provider::is_software(provider);
+    // Whoever can connect to a device may try the keys of memory.
+    if software.is_none() && guarded {
+        return log(provider, Err("peers must have a pre-shared key, for which a device does not ask".to_owned()));
+    }
     // Memory belongs to one device, and which one that would be is not known.
     if software.is_none() && at.ip().is_unspecified() && !provider::exchanges_names(provider) {
         return log(provider, Err("the engine listens at all addresses, not at that of a device".to_owned()));
@@ -326,7 +330,7 @@ mod tests {
         for (provider, at) in
             [(OfiProvider::Tcp, "127.0.0.1:0"), (OfiProvider::TcpRxm, "[::]:0"), (OfiProvider::Verbs, "0.0.0.0:0")]
         {
-            assert_eq!(rma_limits(provider, at.parse().unwrap()), None);
+            assert_eq!(rma_limits(provider, at.parse().unwrap(), false), None);
         }
     }
 }

@@ -177,6 +177,20 @@ fn data_with_checksums_goes_in_messages() {
     assert_eq!(pair.served_of_two(200_000, &Grant::new()), 2);
 }
 
+/// A device asks those who try keys for nothing else.
+#[test]
+fn data_of_engines_with_a_key_goes_in_messages() {
+    if !has_stand_in() {
+        return;
+    }
+    let guarded = || Engine::builder().same_host_upgrade(false).default_timeout(BOUND).pre_shared_key("for this test only");
+    let (owner, client) = (guarded().listen(STAND_IN).build().unwrap(), guarded().build().unwrap());
+    let to_owner = client.lookup(owner.address()).unwrap();
+    let pair = Pair { owner, client, to_owner };
+    pair.served_of_two(100, &Grant::new());
+    assert_eq!(pair.served_of_two(200_000, &Grant::new()), 2);
+}
+
 #[test]
 #[ignore = "needs an RDMA device: ci/ofi --softroce"]
 fn data_goes_by_rma_over_a_device() {
