@@ -85,8 +85,9 @@
 //! | strangers | can keep an engine from receiving while they hold connections open in the middle of messages | the same |
 //!
 //! RMA is used where a test of the provider has shown that it enforces what a registration says, and that closing one revokes it:
-//! over `ofi+verbs://` if the environment has `FI_MR_CACHE_MAX_COUNT=0`, which turns libfabric's cache of registrations off. A line
-//! at level INFO of the target `calomel::ofi` says which way bulk data goes, and why. See
+//! over `ofi+verbs://` if the environment has `FI_MR_CACHE_MAX_COUNT=0`, which turns libfabric's cache of registrations off, and the
+//! engines have no pre-shared key, for which a device does not ask. A line at level INFO of the target `calomel::ofi` says which
+//! way bulk data goes, and why. See
 //! [Over RDMA devices](#over-rdma-devices) for what RMA means.
 //!
 //! ## Over shared memory
