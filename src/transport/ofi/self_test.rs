@@ -59,7 +59,7 @@ pub(super) fn rma_limits(provider: OfiProvider, at: SocketAddr, guarded: bool) -
     })
 }
 
-fn log(provider: OfiProvider, outcome: Result<RmaLimits, String>) -> Option<RmaLimits> {
+pub(super) fn log(provider: OfiProvider, outcome: Result<RmaLimits, String>) -> Option<RmaLimits> {
     let (rma, reason) = match &outcome {
         Ok(RmaLimits { write_only: true }) => (true, "a test of the provider has passed".to_owned()),
         Ok(_) => (true, "a test of the provider has passed, but memory that may only be written could be read".to_owned()),
@@ -260,7 +260,7 @@ impl Tried {
 impl Drop for Tried {
     fn drop(&mut self) {
         if self.registered.close().is_err() {
-            // Nobody knows whether the provider may still access it.
+            // The provider may still access it.
             self.registered.abandon();
             std::mem::forget(self.region.clone());
         }
@@ -285,43 +285,6 @@ mod tests {
             let nothing = RemoteRights { read: false, write: false };
             let allowed = [BOTH, READ_ONLY, WRITE_ONLY, nothing].map(|rights| limits.allow(rights));
             assert_eq!(allowed, [true, true, write_only, false]);
-        }
-    }
-
-    /// Lines of the log, as text.
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn the_log_says_which_way_bulk_data_goes_and_why() {
-        let lines = Lines::default();
-        let writer = lines.clone();
-        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-        tracing::subscriber::with_default(subscriber, || {
-            assert_eq!(log(OfiProvider::Verbs, Err("for a reason".to_owned())), None);
-            let limits = RmaLimits { write_only: true };
-            assert_eq!(log(OfiProvider::Efa, Ok(limits)), Some(limits));
-            crate::deferred_log::flush();
-        });
-        let text = String::from_utf8(lines.0.lock().clone()).unwrap();
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 2, "{text}");
-        for (line, parts) in
-            lines.iter().zip([["provider=verbs", "rma=false", "for a reason"], ["provider=efa", "rma=true", "passed"]])
-        {
-            assert!(line.contains("INFO calomel::ofi: how bulk data goes"), "{line}");
-            assert!(parts.iter().all(|part| line.contains(part)), "{line}");
         }
     }
 

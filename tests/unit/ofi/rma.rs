@@ -41,6 +41,43 @@ fn the_test_of_a_provider_finds_that_software_writes_on() {
     }
 }
 
+/// Lines of the log, as text.
+#[derive(Clone, Default)]
+struct Lines(std::sync::Arc<crate::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_log_says_which_way_bulk_data_goes_and_why() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(subscriber, || {
+        assert_eq!(self_test::log(OfiProvider::Verbs, Err("for a reason".to_owned())), None);
+        let limits = self_test::RmaLimits { write_only: true };
+        assert_eq!(self_test::log(OfiProvider::Efa, Ok(limits)), Some(limits));
+        crate::deferred_log::flush();
+    });
+    let text = String::from_utf8(lines.0.lock().clone()).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    for (line, parts) in
+        lines.iter().zip([["provider=verbs", "rma=false", "for a reason"], ["provider=efa", "rma=true", "passed"]])
+    {
+        assert!(line.contains("INFO calomel::ofi: how bulk data goes"), "{line}");
+        assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+    }
+}
+
 #[test]
 #[ignore = "needs an RDMA device: ci/ofi --softroce"]
 fn a_cache_of_registrations_rules_rma_out() {

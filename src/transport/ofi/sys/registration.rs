@@ -117,7 +117,7 @@ impl MemoryRegistration {
 }
 
 impl Drop for MemoryRegistration {
-    /// Only one that could not be bound, or whose closing has failed, is still open: nobody was told its key, or the memory stays.
+    /// Only one that could not be bound, or whose closing has failed, is still open: no peer was told its key, or the memory stays.
     fn drop(&mut self) {
         note(self.close());
     }
