@@ -77,7 +77,7 @@
 //! | a transfer, or a call with large arguments, that timed out or was cancelled | may take 250 ms more, until the provider no longer accesses local memory; if it does then, the connection ends | as tcp; with RMA as the other column |
 //! | copies by this library between the two memories | none; two at memory of many segments, with checksums, or with a [`Grant`] that may lapse | two; none with RMA |
 //! | accesses to the same memory at the same time | do not take turns: a reader may see half of a write | as tcp; with RMA as the other column |
-//! | access to memory, its mode and bounds | as tcp | as tcp; with RMA as `verbs://`, but that memory with any [`Grant`] has no key |
+//! | access to memory, its mode and bounds | as tcp | as tcp; with RMA as `verbs://`, but that memory with a [`Grant`] that restricts has no key |
 //! | memory that was reclaimed | is not touched any more; a peer that stalls within a chunk is waited for, for 250 ms, and then disconnected | as tcp; with RMA as `verbs://` |
 //! | access control | the pre-shared key; there is no TLS | the same |
 //! | a peer that dies | is detected within half a second, if its system lives, and lets a further TCP connection through; else after the peer timeout | the same |

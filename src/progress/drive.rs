@@ -431,7 +431,8 @@ impl Core {
             }
             if any {
                 pacer.found.store(true, Ordering::Relaxed);
-                if in_vain {
+                // Only the progress thread moves.
+                if in_vain && goal.progress {
                     pacer.note_crowded(switched);
                 }
                 if let Some(waited) = yielded.take() {

@@ -29,6 +29,8 @@ pub(super) trait BulkOwner: Send + Sync {
 
 pub(super) struct BulkEndpoint {
     pub station: Station,
+    /// It carries out RMA.
+    pub rma: bool,
     owner: Weak<dyn BulkOwner>,
     /// The peer's bulk endpoint, once it is known.
     peer: Mutex<Option<(EndpointName, PeerAddress)>>,
@@ -55,9 +57,9 @@ pub(super) fn fails(error: &io::Error) -> io::Error {
 pub(super) const CHECKSUM: usize = 4;
 
 impl BulkEndpoint {
-    pub(super) fn open(station: Station, owner: Weak<dyn BulkOwner>) -> Arc<BulkEndpoint> {
+    pub(super) fn open(station: Station, owner: Weak<dyn BulkOwner>, rma: bool) -> Arc<BulkEndpoint> {
         let (peer, under_way) = (Mutex::default(), AtomicUsize::new(0));
-        Arc::new(BulkEndpoint { station, owner, peer, under_way })
+        Arc::new(BulkEndpoint { station, rma, owner, peer, under_way })
     }
 
     /// A payload is under way from now on. True when it is the only one.
@@ -171,9 +173,9 @@ impl BulkEndpoint {
         })
     }
 
-    /// Closes it: ends all payloads, and all loans.
-    pub(super) fn close(&self) {
-        self.station.close();
+    /// Closes it: ends all payloads, and all loans. False where the provider does not close it.
+    pub(super) fn close(&self) -> bool {
+        self.station.close()
     }
 
     /// The link can't go on without it.

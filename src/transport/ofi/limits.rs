@@ -65,4 +65,4 @@ pub(super) const MAX_PARTS: usize = 16;
 pub(super) const RMA_STALL: Duration = Duration::from_secs(3);
 
 /// Memory with more segments is not registered for RMA: each has a key, and bulks carry 64 KiB of them, of several endpoints.
-pub(super) const MOST_SEGMENTS: usize = 1024;
+pub(super) const MOST_SEGMENTS: usize = 512;

@@ -482,7 +482,9 @@ pub(super) fn other_version((low, high): (u16, u16)) -> io::Error {
 
 impl BulkOwner for OfiLink {
     fn bulk_failed(&self, bulk: &BulkEndpoint, cause: io::Error) {
-        if !self.end_transfers_of(bulk, &cause) {
+        if bulk.rma {
+            self.end_transfers_of(bulk, &cause);
+        } else {
             self.fail(cause);
         }
     }

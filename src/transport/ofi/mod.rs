@@ -204,8 +204,12 @@ impl OfiShared {
     /// Opens an endpoint at an address of this host.
     fn open(self: &Arc<Self>, provider: OfiProvider, socket: SocketAddr, listens: bool) -> io::Result<Arc<Port>> {
         let rma = self_test::rma_limits(provider, socket, self.guarded);
-        let purpose = if rma.is_some() { Purpose::RmaTarget } else { Purpose::Messages };
-        let info = provider::at(provider, socket, purpose)?;
+        // Another device than that which was tested may have no RMA.
+        let target = rma.and_then(|limits| Some((provider::at(provider, socket, Purpose::RmaTarget).ok()?, Some(limits))));
+        let (info, rma) = match target {
+            Some(found) => found,
+            None => (provider::at(provider, socket, Purpose::Messages)?, None),
+        };
         if info.opaque_names {
             return self.open_under_a_name(provider, info, socket, listens, rma);
         }
@@ -308,7 +312,7 @@ impl OfiShared {
         let at = SocketAddr::new(ip, 0);
         let provider = port.station.provider;
         let info = if rma { provider::at(provider, at, Purpose::RmaInitiator)? } else { port.station.domain.info.at(at)? };
-        Ok(BulkEndpoint::open(self.open_station(provider, info, at)?, owner))
+        Ok(BulkEndpoint::open(self.open_station(provider, info, at)?, owner, rma))
     }
 
     /// The endpoint from which this address is dialled.
@@ -579,6 +583,6 @@ impl Drop for Ofi {
         self.shared.timed.lock().clear();
         self.shared.scheduled.lock().clear();
         self.shared.watch.lock().clear();
-        ports.iter().for_each(|port| port.station.close());
+        ports.iter().for_each(|port| _ = port.station.close());
     }
 }

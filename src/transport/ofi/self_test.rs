@@ -72,6 +72,9 @@ pub(super) fn log(provider: OfiProvider, outcome: Result<RmaLimits, String>) -> 
 /// Length of the memory that is tried out, in most cases.
 const LEN: usize = 4096;
 
+/// How often a registration is closed while it is written, if all is written before.
+const ATTEMPTS: usize = 16;
+
 const LABEL: Label = Label::Rma { link: 0, number: 0 };
 
 /// What is done with memory.
@@ -161,16 +164,37 @@ impl SelfTest {
         Ok(if unchanged { Ok(RmaLimits { write_only }) } else { Err("memory changes that may not be written".to_owned()) })
     }
 
-    /// Closes a registration as soon as the first byte is written. True when nothing is written after that, also where all was
-    /// written before.
+    /// Closes a registration while it is written, and tells whether that stops the writing. An error where all is written before.
     fn revokes_while_written(&self) -> io::Result<bool> {
-        let Tried { region, registered } = &self.register(BOTH, PARTS * CHUNK)?;
-        let RemoteExtent { address, key, .. } = registered.extents()[0];
+        for _ in 0..ATTEMPTS {
+            let (at_once, later) = self.close_while_written()?;
+            if at_once != later {
+                return Ok(false);
+            }
+            if at_once != [1; PARTS] {
+                return Ok(true);
+            }
+        }
+        Err(io::Error::other("transfers are over before a registration can be closed"))
+    }
+
+    /// Writes parts, and closes their registration as soon as the first byte is there. Returns the last byte of each part, as it
+    /// was right after that, and when what was under way has ended, by a refusal or because it was written before.
+    fn close_while_written(&self) -> io::Result<([u8; PARTS], [u8; PARTS])> {
         let (station, target) = self.initiator()?;
         let part = CHUNK.min(station.domain.info.longest);
+        let Tried { region, registered } = &self.register(BOTH, PARTS * part)?;
+        let RemoteExtent { address, key, .. } = registered.extents()[0];
+        let memory = Slice::whole(region);
+        let byte = |at: usize| {
+            let mut byte = [0];
+            memory.part(at, 1).map(|part| part.read(&mut byte));
+            byte[0]
+        };
+        let last_bytes = || std::array::from_fn(|index| byte((index + 1) * part - 1));
         let mut waiting = vec![vec![1; part]; PARTS];
-        let (mut at, mut under_way, mut first) = (address, 0, [0]);
-        while first == [0] {
+        let (mut at, mut under_way) = (address, 0);
+        while byte(0) == 0 {
             if let Some(buffer) = waiting.pop() {
                 match station.endpoint.access(false, target, RemotePlace { address: at, key }, buffer, LABEL)? {
                     Posted::Busy(buffer) => waiting.push(buffer),
@@ -178,17 +202,13 @@ impl SelfTest {
                 }
             }
             under_way -= self.progress(&station)?.len();
-            Slice::whole(region).part(0, 1).map(|byte| byte.read(&mut first));
         }
         registered.close()?;
-        let [mut before, mut after] = [(); 2].map(|()| vec![0; region.len()]);
-        Slice::whole(region).read(&mut before);
-        // What is under way ends, by a refusal or because it was written before.
+        let at_once = last_bytes();
         while under_way > 0 {
             under_way -= self.progress(&station)?.len();
         }
-        Slice::whole(region).read(&mut after);
-        Ok(before == after)
+        Ok((at_once, last_bytes()))
     }
 
     /// Memory of zeroes.

@@ -118,8 +118,8 @@ impl Station {
         defer(move || tracing::error!(target: "calomel::ofi", %provider, error, "the provider fails"));
     }
 
-    /// Ends all operations, without completions, and all loans.
-    pub(super) fn close(&self) {
+    /// Ends all operations, without completions, and all loans. False where the provider does not close the endpoint.
+    pub(super) fn close(&self) -> bool {
         let mut completions = self.completions.lock();
         if !std::mem::replace(&mut completions.closed, true)
             && let Some(fd) = self.cq.fd
@@ -127,7 +127,7 @@ impl Station {
             let _ = self.registry.deregister(&mut SourceFd(&fd));
         }
         completions.found.clear();
-        self.endpoint.close();
+        self.endpoint.close()
     }
 
     #[cfg(test)]

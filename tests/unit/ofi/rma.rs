@@ -214,6 +214,51 @@ fn data_with_checksums_goes_in_messages() {
     assert_eq!(pair.served_of_two(200_000, &Grant::new()), 2);
 }
 
+/// The owner's engine does nothing for a while, so the provider keeps this side's memory, until the endpoint is closed.
+#[test]
+fn memory_that_is_taken_back_by_force_costs_no_link() {
+    const LEN: usize = 16 << 20;
+    if !has_stand_in() {
+        return;
+    }
+    let owner = Engine::builder().listen(STAND_IN).same_host_upgrade(false).progress(Progress::External);
+    let pair = Pair::new(owner.build().unwrap());
+    let theirs = pair.owner.expose(vec![7u8; LEN], BulkMode::ReadOnly).unwrap();
+    let remote = theirs.bulk().on(&pair.to_owner);
+    // The owner's engine is driven while this waits.
+    let driven = |waits: &mut (dyn FnMut() -> crate::Result<usize> + Send)| {
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(waits);
+            while !waits.is_finished() {
+                pair.owner.progress(Duration::from_millis(1)).unwrap();
+            }
+            waits.join().unwrap()
+        })
+    };
+    let pull = || {
+        let mut here = vec![0u8; LEN];
+        driven(&mut || remote.pull_into(&mut here[..])).unwrap();
+        assert!(here.iter().all(|byte| *byte == 7));
+    };
+    // The first one connects, and the second one connects for RMA.
+    (0..2).for_each(|_| pull());
+    for _ in 0..3 {
+        let ours = pair.client.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
+        let transfer = remote.start_pull_into(ours.slice(0, LEN).unwrap());
+        let begin = Instant::now();
+        drop(ours.reclaim());
+        println!("reclaimed after {:?}", begin.elapsed());
+        assert!(begin.elapsed() > Duration::from_millis(200), "the provider has kept nothing: this test tests nothing");
+        assert!(begin.elapsed() < BOUND);
+        assert!(pair.to_owner.is_connected());
+        let mut transfer = Some(transfer);
+        let result = driven(&mut || transfer.take().unwrap().wait().0);
+        assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
+        assert!(pair.to_owner.is_connected());
+        pull();
+    }
+}
+
 /// A device asks those who try keys for nothing else.
 #[test]
 fn data_of_engines_with_a_key_goes_in_messages() {

@@ -18,6 +18,9 @@ use crate::deferred_log::defer;
 use crate::memory::Slice;
 use crate::transport::{RemoteKeys, Sink};
 
+/// Operations, and how they have ended.
+type EndedTransfers = Vec<(u64, io::Result<()>)>;
+
 #[derive(Default)]
 pub(super) struct RmaTransfers {
     endpoint: Option<Arc<BulkEndpoint>>,
@@ -28,10 +31,10 @@ pub(super) struct RmaTransfers {
     queue: VecDeque<u64>,
     /// Parts that are under way.
     outstanding: usize,
-    /// When a part was posted to an idle endpoint, or the last one has completed.
+    /// When a transfer was begun or a part posted at an idle endpoint, or the last part has completed.
     last_progress: Option<Instant>,
     /// Transfers that have ended and are not reported.
-    done: Vec<(u64, io::Result<()>)>,
+    done: EndedTransfers,
     closed: bool,
 }
 
@@ -161,14 +164,16 @@ impl RmaTransfers {
         Ok(false)
     }
 
-    /// Takes the endpoint, which is to be closed: it does no more. Its transfers have failed.
-    fn fail(&mut self, cause: &io::Error) -> Option<Arc<BulkEndpoint>> {
+    /// Takes the endpoint, which is to be closed: it does no more. Its transfers have failed, which is reported when it is closed:
+    /// until then parts may be carried out.
+    fn fail(&mut self, cause: &io::Error) -> (Option<Arc<BulkEndpoint>>, EndedTransfers) {
         let numbers: Vec<u64> = self.transfers.keys().copied().collect();
+        let ended = self.done.len();
         numbers.into_iter().for_each(|number| self.end(number, Err(io::Error::new(cause.kind(), cause.to_string()))));
         self.queue.clear();
         self.outstanding = 0;
         self.last_progress = None;
-        self.endpoint.take()
+        (self.endpoint.take(), self.done.split_off(ended))
     }
 }
 
@@ -200,6 +205,9 @@ impl OfiLink {
             self.shared.begin_payload(&endpoint);
             let number = rma.next;
             rma.next += 1;
+            if rma.transfers.is_empty() {
+                rma.last_progress = Some(Instant::now());
+            }
             let (local, outstanding, stopped) = (local.clone(), 0, false);
             let transfer = OfiTransfer { operation, pull, local, remote, posted: 0, segment: 0, within: 0, outstanding, stopped };
             rma.transfers.insert(number, transfer);
@@ -233,21 +241,30 @@ impl OfiLink {
 
     /// Ends all transfers by RMA: their owner is asked instead.
     fn fail_rma(&self, cause: &io::Error) {
-        let failed = self.rma.lock().fail(cause);
-        if let Some(endpoint) = failed {
-            endpoint.close();
+        let (endpoint, failed) = self.rma.lock().fail(cause);
+        if let Some(endpoint) = endpoint {
+            let closed = endpoint.close();
             self.shared.forget_bulk(&endpoint);
+            if !closed {
+                // Nothing that may be carried out at any time can be reported as over.
+                return self.fail(io::Error::new(cause.kind(), format!("an endpoint can't be closed after an error: {cause}")));
+            }
+        }
+        {
+            let mut rma = self.rma.lock();
+            if !rma.closed {
+                rma.done.extend(failed);
+            }
         }
         self.schedule_reports();
     }
 
-    /// An endpoint was closed. False when it is not that for RMA.
-    pub(super) fn end_transfers_of(&self, bulk: &BulkEndpoint, cause: &io::Error) -> bool {
+    /// An endpoint for RMA was closed. Another one may have taken its place already.
+    pub(super) fn end_transfers_of(&self, bulk: &BulkEndpoint, cause: &io::Error) {
         let is_it = self.rma.lock().endpoint.as_ref().is_some_and(|endpoint| std::ptr::eq(&raw const **endpoint, bulk));
         if is_it {
             self.fail_rma(cause);
         }
-        is_it
     }
 
     fn schedule_reports(&self) {
@@ -304,15 +321,16 @@ impl OfiLink {
             let mut rma = self.rma.lock();
             let endpoint = rma.endpoint.clone()?;
             let posted = rma.post(self.number);
-            let since = rma.last_progress.filter(|_| rma.outstanding > 0);
+            let since = rma.last_progress.filter(|_| !rma.transfers.is_empty());
             (endpoint, since, posted)
         };
         let next = match posted {
-            Ok(true) => Some(now + RETRY),
-            Ok(false) if since.is_some_and(|since| now >= since + RMA_STALL) => {
+            // Also while it has no room, or no connection.
+            Ok(_) if since.is_some_and(|since| now >= since + RMA_STALL) => {
                 self.fail_rma(&io::Error::new(io::ErrorKind::TimedOut, format!("RMA makes no progress for {RMA_STALL:?}")));
                 None
             }
+            Ok(true) => Some(now + RETRY),
             Ok(false) => since.map(|since| since + RMA_STALL),
             Err(error) => {
                 self.fail_rma(&error);
@@ -328,7 +346,7 @@ impl OfiLink {
         let endpoint = {
             let mut rma = self.rma.lock();
             rma.closed = true;
-            let endpoint = rma.fail(&io::ErrorKind::NotConnected.into());
+            let (endpoint, _) = rma.fail(&io::ErrorKind::NotConnected.into());
             rma.done.clear();
             endpoint
         };

@@ -42,8 +42,8 @@ pub(super) struct ClosingEndpoint {
 unsafe impl Send for ClosingEndpoint {}
 
 impl ClosingEndpoint {
-    /// Closes it, or keeps it for ever. No thread may be in a call of it.
-    pub fn close(mut self) {
+    /// Closes it, or keeps it for ever, and returns false. No thread may be in a call of it.
+    pub fn close(mut self) -> bool {
         let begin = Instant::now();
         while let Err(error) = self.try_close() {
             self.is_busy = is_transient(&error);
@@ -52,11 +52,13 @@ impl ClosingEndpoint {
                 defer(move || {
                     tracing::error!(target: "calomel::ofi", %error, "an endpoint can't be closed: its memory is never freed");
                 });
-                return lending::keep(Box::new(self));
+                lending::keep(Box::new(self));
+                return false;
             }
             self.complete();
             std::thread::yield_now();
         }
+        true
     }
 
     fn each_loan(&self, act: impl Fn(&Arc<MemoryLoan>)) {

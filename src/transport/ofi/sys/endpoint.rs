@@ -351,13 +351,14 @@ impl Endpoint {
         self.lent.lock().iter().filter_map(|loan| loan.upgrade()?.withheld_since()).min()
     }
 
-    /// Closes the endpoint: ends all its operations, and with them the loans. Where that is impossible, they do not end.
-    pub fn close(&self) {
+    /// Closes the endpoint: ends all its operations, and with them the loans. Where that is impossible, they do not end, and it
+    /// returns false.
+    pub fn close(&self) -> bool {
         if self.process.is_forked_child() {
-            return;
+            return true;
         }
         // No thread is in a call of it, nor begins one later.
-        let Some(raw) = self.raw.write().take() else { return };
+        let Some(raw) = self.raw.write().take() else { return true };
         let registered = std::mem::take(&mut *self.registered.lock());
         registered.iter().filter_map(Weak::upgrade).for_each(|registered| registered.end());
         let endpoint = ClosingEndpoint {
@@ -371,7 +372,7 @@ impl Endpoint {
             #[cfg(test)]
             obstacle: self.obstacle.clone(),
         };
-        endpoint.close();
+        endpoint.close()
     }
 }
 

@@ -132,7 +132,7 @@ impl Loan for MemoryLoan {
             // A host that is gone has closed its endpoint, or is about to.
             if let Some(host) = self.host.upgrade() {
                 host.collect();
-                if since.elapsed() > PATIENCE {
+                if since.elapsed() > PATIENCE && !self.has_ended() {
                     host.end_by_force();
                 }
             }

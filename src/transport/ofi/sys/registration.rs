@@ -131,6 +131,7 @@ pub(in super::super) struct RegisteredRegion {
     rights: RemoteRights,
     extents: Vec<RemoteExtent>,
     open: Mutex<Vec<MemoryRegistration>>,
+    process: CreatorProcess,
 }
 
 impl RegisteredRegion {
@@ -155,7 +156,8 @@ impl RegisteredRegion {
         pieces: &[IoVec],
         rights: RemoteRights,
     ) -> io::Result<RegisteredRegion> {
-        let registered = RegisteredRegion { target, rights, extents: Vec::new(), open: Mutex::default() };
+        let (open, process) = (Mutex::default(), CreatorProcess::this());
+        let registered = RegisteredRegion { target, rights, extents: Vec::new(), open, process };
         let mut extents = Vec::new();
         for piece in pieces.iter().filter(|piece| piece.iov_len > 0) {
             // SAFETY: the caller keeps the endpoint open. The region closes its gate, and then ends this registration, before its
@@ -181,6 +183,10 @@ impl RegisteredRegion {
 
     /// Closes the registrations, which revokes their keys. After an error some may be open.
     pub fn close(&self) -> io::Result<()> {
+        if self.process.is_forked_child() {
+            // The lock may be held, for ever, by a thread of the parent.
+            return Ok(());
+        }
         let mut open = self.open.lock();
         while let Some(registration) = open.last_mut() {
             registration.close()?;
