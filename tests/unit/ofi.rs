@@ -517,7 +517,8 @@ fn endpoint_that_can_not_be_closed_keeps_what_was_lent_to_it() {
     let Some((region, borrower, obstacle)) = lent() else { return };
     let memory = Arc::downgrade(&region);
     obstacle.store(libc::EIO, Ordering::SeqCst);
-    borrower.station.close();
+    assert!(!borrower.station.close());
+    assert!(!borrower.station.close(), "it is no more closed than before");
     drop((region, borrower));
     assert!(memory.upgrade().is_some(), "the provider may access memory that was freed");
 }

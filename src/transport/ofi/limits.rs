@@ -61,7 +61,7 @@ pub(super) const SELF_TEST: Duration = Duration::from_secs(5);
 pub(super) const PARTS: usize = 4;
 pub(super) const MAX_PARTS: usize = 16;
 
-/// For so long no part of a transfer by RMA may complete while some are under way.
+/// For so long no part of any transfer by RMA of a link may complete, or begin, while there are some.
 pub(super) const RMA_STALL: Duration = Duration::from_secs(3);
 
 /// Memory with more segments is not registered for RMA: each has a key, and bulks carry 64 KiB of them, of several endpoints.

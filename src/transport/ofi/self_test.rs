@@ -40,7 +40,7 @@ pub(super) fn rma_limits(provider: OfiProvider, at: SocketAddr, guarded: bool) -
     static FOUND: [OnceLock<Option<RmaLimits>>; OfiProvider::ALL.len()] = [const { OnceLock::new() }; OfiProvider::ALL.len()];
     let found = &FOUND[OfiProvider::ALL.iter().position(|other| *other == provider).unwrap_or_default()];
     let software = provider::is_software(provider);
-    // Whoever can connect to a device may try the keys of memory.
+    // A peer without that key can connect to the device, too, and try keys of memory.
     if software.is_none() && guarded {
         return log(provider, Err("peers must have a pre-shared key, for which a device does not ask".to_owned()));
     }

@@ -197,8 +197,7 @@ impl OfiLink {
             let endpoint = match self.rma_endpoint(&mut rma) {
                 Ok(endpoint) => endpoint,
                 Err(error) => {
-                    let what = "no endpoint for RMA can be opened";
-                    defer(move || tracing::debug!(target: "calomel::ofi", %error, "{what}"));
+                    defer(move || tracing::debug!(target: "calomel::ofi", %error, "no endpoint for RMA can be opened"));
                     return false;
                 }
             };

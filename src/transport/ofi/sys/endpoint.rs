@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -28,6 +29,8 @@ pub(in super::super) struct Endpoint {
     lent: Mutex<Vec<Weak<MemoryLoan>>>,
     /// Memory that peers reach through it.
     registered: Mutex<Vec<Weak<dyn DeviceRegistration>>>,
+    /// The provider has not closed it.
+    stuck: AtomicBool,
     /// Most segments of memory of one operation.
     segments: usize,
     name: EndpointName,
@@ -79,6 +82,7 @@ impl Endpoint {
             raw: RwLock::new(Some(raw)),
             lent: Mutex::default(),
             registered: Mutex::default(),
+            stuck: AtomicBool::new(false),
             segments: domain.info.segments.max(1),
             name: EndpointName::of(([0, 0, 0, 0], 0).into()),
             av: av.clone(),
@@ -352,13 +356,13 @@ impl Endpoint {
     }
 
     /// Closes the endpoint: ends all its operations, and with them the loans. Where that is impossible, they do not end, and it
-    /// returns false.
+    /// returns false, also when it is called again.
     pub fn close(&self) -> bool {
         if self.process.is_forked_child() {
             return true;
         }
         // No thread is in a call of it, nor begins one later.
-        let Some(raw) = self.raw.write().take() else { return true };
+        let Some(raw) = self.raw.write().take() else { return !self.stuck.load(Ordering::Acquire) };
         let registered = std::mem::take(&mut *self.registered.lock());
         registered.iter().filter_map(Weak::upgrade).for_each(|registered| registered.end());
         let endpoint = ClosingEndpoint {
@@ -372,7 +376,9 @@ impl Endpoint {
             #[cfg(test)]
             obstacle: self.obstacle.clone(),
         };
-        endpoint.close()
+        let closed = endpoint.close();
+        self.stuck.store(!closed, Ordering::Release);
+        closed
     }
 }
 
