@@ -81,10 +81,13 @@ impl Top {
         let screen = Arc::new(Mutex::new(vt100::Parser::new(40, 120, 0)));
         let (drawn, mut output) = (screen.clone(), terminal.try_clone().unwrap());
         let reader = thread::spawn(move || {
-            let mut bytes = [0; 4096];
+            let (mut bytes, mut pending) = ([0; 4096], Vec::new());
             // A terminal whose other side is closed fails to be read.
             while let Ok(count @ 1..) = output.read(&mut bytes) {
-                drawn.lock().unwrap().process(&bytes[..count]);
+                pending.extend_from_slice(&bytes[..count]);
+                let whole = whole_frames(&pending);
+                drawn.lock().unwrap().process(&pending[..whole]);
+                pending.drain(..whole);
             }
         });
         Top { process, terminal, side, before, screen, reader: Some(reader) }
@@ -138,6 +141,21 @@ impl Drop for Top {
         self.side = File::open("/dev/null").unwrap();
         self.reader.take().unwrap().join().unwrap();
     }
+}
+
+/// How much of this has no part of a frame that goes on: a terminal shows a frame whole, or not yet.
+fn whole_frames(bytes: &[u8]) -> usize {
+    const BEGIN: &[u8] = b"\x1b[?2026h";
+    const END: &[u8] = b"\x1b[?2026l";
+    let place = |of: &[u8], from: usize| bytes[from..].windows(of.len()).position(|found| found == of).map(|at| from + at);
+    let mut whole = 0;
+    while let Some(begin) = place(BEGIN, whole) {
+        let Some(end) = place(END, begin) else { return begin };
+        whole = end + END.len();
+    }
+    // The next frame's mark may have come in part.
+    let cut = (1..BEGIN.len()).rev().find(|&length| bytes[whole..].ends_with(&BEGIN[..length]));
+    bytes.len() - cut.unwrap_or(0)
 }
 
 fn size(rows: u16, columns: u16) -> Winsize {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use calomel::{Endpoint, Error, Stats};
 use clap::Args;
 use ratatui::DefaultTerminal;
+use ratatui::crossterm::SynchronizedUpdate;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -169,7 +170,8 @@ fn draw_until_end(
             }
         }
         if changed {
-            terminal.draw(|frame| screen.draw(frame))?;
+            // A terminal that knows of this shows a frame whole, or not yet.
+            io::stdout().sync_update(|_| terminal.draw(|frame| screen.draw(frame)).map(drop))??;
             changed = false;
         }
         if !event::poll(RESPONSE)? {
