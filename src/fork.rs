@@ -2,13 +2,15 @@
 
 #![allow(unsafe_code)]
 
+#[cfg(feature = "json")]
+use std::sync::Arc;
 #[cfg(not(miri))]
 use std::sync::Once;
+#[cfg(any(feature = "json", feature = "ofi"))]
+use std::sync::OnceLock;
 #[cfg(feature = "json")]
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU32, Ordering};
-#[cfg(feature = "json")]
-use std::sync::{Arc, OnceLock};
 
 /// The number of forks between the process that first called [`generation`] and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -61,11 +63,48 @@ impl CreatorProcess {
     }
 }
 
+/// What the slot has, or what `find` returns, which is kept. Threads that call it at the same time all run `find`, and one result
+/// is kept: a thread that waited for another one's would wait for ever in a child that is forked meanwhile.
+#[cfg(feature = "ofi")]
+pub(crate) fn find_once<T>(slot: &OnceLock<T>, find: impl FnOnce() -> T) -> &T {
+    if let Some(found) = slot.get() {
+        return found;
+    }
+    let found = find();
+    slot.get_or_init(|| found)
+}
+
 #[cfg_attr(miri, allow(dead_code, reason = "there are no forks"))]
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     #[cfg(feature = "json")]
     if let Some(flag) = FORKED.get() {
         flag.store(true, Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(test, feature = "ofi"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_found_once_waits_for_no_other_thread() {
+        let (slot, (begun, begins)) = (OnceLock::new(), std::sync::mpsc::channel());
+        let (go, waits) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let slot = &slot;
+            let slow = scope.spawn(move || {
+                *find_once(slot, || {
+                    begun.send(()).unwrap();
+                    waits.recv().unwrap()
+                })
+            });
+            begins.recv().unwrap();
+            // As in a forked child, where the other thread does not exist.
+            assert_eq!(*find_once(slot, || 1), 1);
+            go.send(2).unwrap();
+            assert_eq!(slow.join().unwrap(), 1, "one result is kept");
+        });
+        assert_eq!(*find_once(&slot, || 3), 1);
     }
 }

@@ -218,12 +218,17 @@ fn link_whose_peer_breaks_the_rules_ends() {
     let Some(engine) = victim() else { return };
     let name = EndpointName::of("127.0.0.1:7".parse().unwrap());
     let elsewhere = EndpointName::of("10.99.0.1:7".parse().unwrap());
-    let announce = OfiContent::Announce { number: 0, len: 1 << 20, covered: false, name: name.bytes() };
+    let announce = OfiContent::Announce { number: 0, len: 1 << 20, covered: false, name: name.bytes(), bytes: b"" };
     let cases: &[(&str, OfiHeader, OfiContent<'_>)] = &[
         ("a gap", OfiHeader { sequence: 1, to: 0, handled: 0 }, OfiContent::Credit),
         ("an old number", OfiHeader { sequence: u32::MAX, to: 0, handled: 0 }, OfiContent::Credit),
         ("handled messages that were not sent", OfiHeader { sequence: 0, to: 0, handled: 1000 }, OfiContent::Credit),
         ("a payload without a frame", OfiHeader { sequence: 0, to: 0, handled: 0 }, announce),
+        (
+            "a payload behind bytes of no protocol",
+            OfiHeader { sequence: 0, to: 0, handled: 0 },
+            OfiContent::Announce { number: 0, len: 1 << 20, covered: false, name: name.bytes(), bytes: &[0xee; 200] },
+        ),
         (
             "an inline payload without a frame",
             OfiHeader { sequence: 0, to: 0, handled: 0 },

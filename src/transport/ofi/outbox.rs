@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::backlog::Backlog;
 use super::limits::{CREDITS, MAX_UNSENT, MESSAGE, MOST_KEPT};
 use super::port::{PeerName, Port};
-use super::sys::{EndpointName, Label, PeerAddress};
+use super::sys::{EndpointName, Label, MAX_NAME, PeerAddress};
 use super::wire::{self, HEADER, OfiContent, OfiHeader};
 use crate::memory::Slice;
 
@@ -244,7 +244,10 @@ impl OfiOutbox {
         name: impl FnOnce() -> io::Result<Vec<u8>>,
     ) -> io::Result<FrameProgress> {
         let room = self.longest - HEADER;
-        while sending.at < sending.bytes.len() {
+        let announces = sending.payload.as_ref().is_some_and(|payload| payload.len > port.longest_in_messages());
+        // The announcement takes the last bytes along.
+        let beside = if announces { self.longest - wire::announcement(MAX_NAME) } else { 0 };
+        while sending.bytes.len() - sending.at > beside {
             if !self.may_send() {
                 return Ok(FrameProgress::Partly);
             }
@@ -253,7 +256,7 @@ impl OfiOutbox {
             sending.at = end;
         }
         let Some(payload) = &sending.payload else { return Ok(FrameProgress::All) };
-        if payload.len > port.longest_in_messages() {
+        if announces {
             if !self.may_send() {
                 return Ok(FrameProgress::Partly);
             }
@@ -262,7 +265,9 @@ impl OfiOutbox {
             self.next_payload += 1;
             self.announced.push(AnnouncedPayload { number, memory: payload.clone(), covered });
             sending.payload = None;
-            self.send(port, &OfiContent::Announce { number, len, covered, name: &name })?;
+            let bytes = &sending.bytes[sending.at..];
+            self.send(port, &OfiContent::Announce { number, len, covered, name: &name, bytes })?;
+            sending.at = sending.bytes.len();
             return Ok(FrameProgress::PayloadAnnounced);
         }
         let mut bytes = vec![0; (room - 4).min(payload.len)];

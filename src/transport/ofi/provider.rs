@@ -9,6 +9,7 @@ use super::limits::MESSAGE;
 use super::sys::{Info, Purpose};
 use super::wire::HEADER;
 use crate::address::OfiProvider;
+use crate::fork::find_once;
 
 /// The provider's name in libfabric. Unit tests have software stand in for the first two of those whose names are opaque.
 fn library_name(provider: OfiProvider) -> &'static CStr {
@@ -67,7 +68,7 @@ pub(super) fn may_miss_events(provider: OfiProvider) -> bool {
 pub(super) fn available(provider: OfiProvider) -> Result<(), String> {
     static FOUND: [OnceLock<Result<(), String>>; OfiProvider::ALL.len()] = [const { OnceLock::new() }; OfiProvider::ALL.len()];
     let index = OfiProvider::ALL.iter().position(|other| *other == provider).unwrap_or_default();
-    FOUND[index].get_or_init(|| check(provider)).clone()
+    find_once(&FOUND[index], || check(provider)).clone()
 }
 
 fn check(provider: OfiProvider) -> Result<(), String> {

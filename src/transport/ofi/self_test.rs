@@ -17,6 +17,7 @@ use super::station::Station;
 use super::sys::{Completion, Label, PeerAddress, Posted, Purpose, RegisteredRegion, RemoteExtent, RemotePlace, RemoteRights};
 use crate::address::OfiProvider;
 use crate::deferred_log::defer;
+use crate::fork::find_once;
 use crate::memory::{Region, Slice};
 use crate::sync::Mutex;
 
@@ -34,8 +35,8 @@ impl RmaLimits {
     }
 }
 
-/// What the provider's test has shown; `None`: bulk data goes in messages. The first call for a provider runs the test, at this
-/// address of this host, which takes a part of a second, and logs the outcome. `guarded`: the engine has a pre-shared key.
+/// What the provider's test has shown; `None`: bulk data goes in messages. The first calls for a provider run the test, at this
+/// address of this host, which takes a part of a second, and log the outcome. `guarded`: the engine has a pre-shared key.
 pub(super) fn rma_limits(provider: OfiProvider, at: SocketAddr, guarded: bool) -> Option<RmaLimits> {
     static FOUND: [OnceLock<Option<RmaLimits>>; OfiProvider::ALL.len()] = [const { OnceLock::new() }; OfiProvider::ALL.len()];
     let found = &FOUND[OfiProvider::ALL.iter().position(|other| *other == provider).unwrap_or_default()];
@@ -48,7 +49,7 @@ pub(super) fn rma_limits(provider: OfiProvider, at: SocketAddr, guarded: bool) -
     if software.is_none() && at.ip().is_unspecified() && !provider::exchanges_names(provider) {
         return log(provider, Err("the engine listens at all addresses, not at that of a device".to_owned()));
     }
-    *found.get_or_init(|| {
+    *find_once(found, || {
         let outcome = match software {
             Some(reason) => Err(reason.to_owned()),
             // Of the software that stands in for devices in unit tests, this counts as one that has passed.

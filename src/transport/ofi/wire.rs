@@ -26,6 +26,10 @@ use crate::address::OfiProvider;
 use crate::text::clipped;
 
 pub(super) const HEADER: usize = 24;
+/// What an announcement has besides the bytes of the stream, with a name of this length.
+pub(super) const fn announcement(name: usize) -> usize {
+    HEADER + 14 + name
+}
 
 const MAGIC: [u8; 8] = *b"calomofi";
 /// Longest reason of a refusal, in bytes.
@@ -82,8 +86,9 @@ pub(super) enum OfiContent<'a> {
     Payload { bytes: &'a [u8], sum: Option<u32> },
     /// There is no payload, or no more of it: its memory has been reclaimed.
     SourceGone,
-    /// The payload that the byte stream has announced goes from this bulk endpoint to the receiver's, once that is ready.
-    Announce { number: u64, len: u32, covered: bool, name: &'a [u8] },
+    /// With these bytes, the byte stream announces a payload, which goes from this bulk endpoint to the receiver's, once that is
+    /// ready.
+    Announce { number: u64, len: u32, covered: bool, name: &'a [u8], bytes: &'a [u8] },
     /// Credit, and nothing else.
     Credit,
     /// A receive is posted for the payload of this number, at this bulk endpoint, with this tag.
@@ -155,10 +160,12 @@ pub(super) fn encode(header: OfiHeader, content: &OfiContent<'_>, out: &mut Vec<
             put(bytes);
         }
         OfiContent::SourceGone | OfiContent::Credit | OfiContent::Bye => {}
-        OfiContent::Announce { number, len, name, .. } => {
+        OfiContent::Announce { number, len, name, bytes, .. } => {
             put(&number.to_le_bytes());
             put(&len.to_le_bytes());
+            put(&(name.len() as u16).to_le_bytes());
             put(name);
+            put(bytes);
         }
         OfiContent::Ready { number, tag, name } => {
             put(&number.to_le_bytes());
@@ -287,7 +294,9 @@ fn parse(message: &[u8]) -> Option<(OfiHeader, OfiContent<'_>)> {
         7 => fields.end().map(|()| OfiContent::SourceGone)?,
         8 | 9 => {
             let (number, len) = (fields.u64()?, fields.u32()?);
-            OfiContent::Announce { number, len, covered: kind == 9, name: fields.0 }
+            let size = usize::from(fields.u16()?);
+            let (name, bytes) = fields.0.split_at_checked(size)?;
+            OfiContent::Announce { number, len, covered: kind == 9, name, bytes }
         }
         10 => fields.end().map(|()| OfiContent::Credit)?,
         11 => {
@@ -429,8 +438,8 @@ mod tests {
             OfiContent::Payload { bytes: b"", sum: None },
             OfiContent::Payload { bytes: b"some", sum: Some(0xfedc_ba98) },
             OfiContent::SourceGone,
-            OfiContent::Announce { number: 1 << 40, len: u32::MAX, covered: true, name: b"name" },
-            OfiContent::Announce { number: 0, len: 1, covered: false, name: b"" },
+            OfiContent::Announce { number: 1 << 40, len: u32::MAX, covered: true, name: b"name", bytes: b"" },
+            OfiContent::Announce { number: 0, len: 1, covered: false, name: b"", bytes: b"the last" },
             OfiContent::Credit,
             OfiContent::Ready { number: 7, tag: 1 << 47, name: b"name" },
             OfiContent::Taken { number: 8 },

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::super::limits::SELF_TEST;
+use super::super::limits::{RMA_FAILURES, RMA_STALL, SELF_TEST, STALL_FAILURES};
 use super::super::self_test;
 use super::{BOUND, provider};
 use crate::address::OfiProvider;
@@ -257,6 +257,68 @@ fn memory_that_is_taken_back_by_force_costs_no_link() {
         assert!(pair.to_owner.is_connected());
         pull();
     }
+}
+
+/// The owner takes no part in a transfer, or its provider does not, until the link goes on without RMA.
+#[test]
+fn a_link_goes_on_without_rma_where_that_never_succeeds() {
+    const LEN: usize = 300_000;
+    if !has_stand_in() {
+        return;
+    }
+    let pair = Pair::at(STAND_IN);
+    pair.served_of_two(100, &Grant::new());
+    let mut here = vec![0u8; LEN];
+    for failures in [RMA_FAILURES - 1, RMA_FAILURES] {
+        for _ in 0..failures {
+            let revoked = pair.owner.expose(vec![1u8; LEN], BulkMode::ReadOnly).unwrap();
+            let remote = revoked.bulk().on(&pair.to_owner);
+            drop(revoked);
+            assert!(matches!(remote.pull_into(&mut here[..]), Err(Error::Revoked { .. })));
+        }
+        let without_rma = if failures == RMA_FAILURES { 2 } else { 0 };
+        assert_eq!(pair.served_of_two(LEN, &Grant::new()), without_rma, "after {failures} failures");
+    }
+    // Another link has it.
+    let other = Pair::at(STAND_IN);
+    other.served_of_two(100, &Grant::new());
+    assert_eq!(other.served_of_two(LEN, &Grant::new()), 0);
+}
+
+#[test]
+fn a_transfer_by_rma_that_stalls_goes_by_its_owner() {
+    const LEN: usize = 16 << 20;
+    if !has_stand_in() {
+        return;
+    }
+    let owner = Engine::builder().listen(STAND_IN).same_host_upgrade(false).progress(Progress::External);
+    let pair = Pair::new(owner.build().unwrap());
+    let theirs = pair.owner.expose(vec![7u8; LEN], BulkMode::ReadOnly).unwrap();
+    let remote = theirs.bulk().on(&pair.to_owner);
+    // How many of the transfers the owner has taken part in. Its engine stands still for a while.
+    let pulled = |still: Duration| {
+        let (before, mut here) = (pair.served(), vec![0u8; LEN]);
+        std::thread::scope(|scope| {
+            let pull = scope.spawn(|| remote.pull_into(&mut here[..]));
+            std::thread::sleep(still);
+            assert!(still.is_zero() || !pull.is_finished(), "the provider needs no engine: this test tests nothing");
+            while !pull.is_finished() {
+                pair.owner.progress(Duration::from_millis(1)).unwrap();
+            }
+            assert_eq!(pull.join().unwrap().unwrap(), LEN);
+        });
+        assert!(here.iter().all(|byte| *byte == 7));
+        pair.served() - before
+    };
+    // The first one connects, and the second one connects for RMA.
+    (0..2).for_each(|_| _ = pulled(Duration::ZERO));
+    assert_eq!(pulled(Duration::ZERO), 0);
+    for _ in 0..RMA_FAILURES / STALL_FAILURES {
+        assert_eq!(pulled(RMA_STALL + RMA_STALL / 6), 1, "its owner is asked once it has stalled");
+    }
+    // It is not tried again.
+    assert_eq!(pulled(Duration::ZERO), 1);
+    assert!(pair.to_owner.is_connected());
 }
 
 /// A device asks those who try keys for nothing else.

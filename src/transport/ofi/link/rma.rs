@@ -6,11 +6,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::bulk::{BulkEndpoint, PayloadPosted};
-use super::super::limits::{CHUNK, MAX_PARTS, PARTS, RETRY, RMA_STALL};
+use super::super::limits::{CHUNK, MAX_PARTS, PARTS, RETRY, RMA_FAILURES, RMA_STALL, STALL_FAILURES};
 use super::super::sys::{CompletionError, Label, RemoteExtent, RemotePlace};
 use super::super::wire;
 use super::OfiLink;
@@ -35,6 +36,8 @@ pub(super) struct RmaTransfers {
     last_progress: Option<Instant>,
     /// Transfers that have ended and are not reported.
     done: EndedTransfers,
+    /// How often it has failed since the last part that has completed.
+    failures: u32,
     closed: bool,
 }
 
@@ -164,6 +167,16 @@ impl RmaTransfers {
         Ok(false)
     }
 
+    fn count_failures(&mut self, count: u32, cause: &io::Error, remote: SocketAddr) {
+        let was_used = self.failures < RMA_FAILURES;
+        self.failures += count;
+        if was_used && self.failures >= RMA_FAILURES {
+            let cause = cause.to_string();
+            let what = "a link goes on without RMA, which fails each time";
+            defer(move || tracing::info!(target: "calomel::ofi", cause, %remote, "{what}"));
+        }
+    }
+
     /// Takes the endpoint, which is to be closed: it does no more. Its transfers have failed, which is reported when it is closed:
     /// until then parts may be carried out.
     fn fail(&mut self, cause: &io::Error) -> (Option<Arc<BulkEndpoint>>, EndedTransfers) {
@@ -194,6 +207,9 @@ impl OfiLink {
         let Some(remote) = wire::decode_keys(keys, *target, offset, local.len as u64) else { return false };
         let posted = {
             let mut rma = self.rma.lock();
+            if rma.failures >= RMA_FAILURES {
+                return false;
+            }
             let endpoint = match self.rma_endpoint(&mut rma) {
                 Ok(endpoint) => endpoint,
                 Err(error) => {
@@ -234,13 +250,19 @@ impl OfiLink {
         let now = Instant::now();
         match posted {
             Ok(busy) => self.wants_timer(now + if busy { RETRY } else { RMA_STALL }),
-            Err(error) => self.fail_rma(&error),
+            Err(error) => self.fail_rma(1, &error),
         }
     }
 
-    /// Ends all transfers by RMA: their owner is asked instead.
-    fn fail_rma(&self, cause: &io::Error) {
-        let (endpoint, failed) = self.rma.lock().fail(cause);
+    /// Ends all transfers by RMA: their owner is asked instead. `counts`: as so many failures.
+    fn fail_rma(&self, counts: u32, cause: &io::Error) {
+        let (endpoint, failed) = {
+            let mut rma = self.rma.lock();
+            if !rma.closed && rma.endpoint.is_some() {
+                rma.count_failures(counts, cause, self.remote);
+            }
+            rma.fail(cause)
+        };
         if let Some(endpoint) = endpoint {
             let closed = endpoint.close();
             self.shared.forget_bulk(&endpoint);
@@ -262,7 +284,7 @@ impl OfiLink {
     pub(super) fn end_transfers_of(&self, bulk: &BulkEndpoint, cause: &io::Error) {
         let is_it = self.rma.lock().endpoint.as_ref().is_some_and(|endpoint| std::ptr::eq(&raw const **endpoint, bulk));
         if is_it {
-            self.fail_rma(cause);
+            self.fail_rma(1, cause);
         }
     }
 
@@ -291,6 +313,7 @@ impl OfiLink {
                 Ok(()) => {
                     transfer.outstanding -= 1;
                     rma.outstanding -= 1;
+                    rma.failures = 0;
                     rma.last_progress = Some(Instant::now());
                     rma.end_if_done(number);
                     rma.post(self.number)
@@ -326,13 +349,14 @@ impl OfiLink {
         let next = match posted {
             // Also while it has no room, or no connection.
             Ok(_) if since.is_some_and(|since| now >= since + RMA_STALL) => {
-                self.fail_rma(&io::Error::new(io::ErrorKind::TimedOut, format!("RMA makes no progress for {RMA_STALL:?}")));
+                let cause = io::Error::new(io::ErrorKind::TimedOut, format!("RMA makes no progress for {RMA_STALL:?}"));
+                self.fail_rma(STALL_FAILURES, &cause);
                 None
             }
             Ok(true) => Some(now + RETRY),
             Ok(false) => since.map(|since| since + RMA_STALL),
             Err(error) => {
-                self.fail_rma(&error);
+                self.fail_rma(1, &error);
                 None
             }
         };

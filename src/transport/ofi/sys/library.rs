@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
 use super::raw::{FiInfo, FidFabric};
+use crate::fork::find_once;
 
 /// Names the library: a path, or a name that the dynamic linker looks for.
 const VARIABLE: &str = "CALOMEL_LIBFABRIC";
@@ -47,7 +48,7 @@ impl fmt::Display for Version {
 /// The library, loaded at the first call. An error says what was looked for, what was found, and how to get it.
 pub(super) fn library() -> Result<&'static Library, &'static str> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-    let loaded = LIBRARY.get_or_init(|| load(std::env::var_os(VARIABLE)));
+    let loaded = find_once(&LIBRARY, || load(std::env::var_os(VARIABLE)));
     loaded.as_ref().map_err(String::as_str)
 }
 
