@@ -21,7 +21,7 @@ const PROVIDER: &str = "tcp";
 const SCHEME: &str = "ofi+tcp";
 /// Bytes of a message; calomel's empty call and answer are a little longer.
 const MESSAGE: usize = 64;
-/// The minimum number of exchanges of `fi_pingpong`.
+/// The minimum number of exchanges in a round, since `fi_pingpong` counts the time that its connection takes, too.
 const FEWEST: usize = 20_000;
 const TRANSFERS: [Transfers; 4] = [
     Transfers { size: 4 << 10, count: 4000, window: 64, goal: None },
@@ -74,8 +74,7 @@ impl Raw {
 
 impl Tools for Raw {
     fn round_trips(&self, count: usize) -> Outcome<Vec<f64>> {
-        // It counts the time that its connection takes, too.
-        let (port, size, count) = (fabric::free_port()?, MESSAGE.to_string(), count.max(FEWEST).to_string());
+        let (port, size, count) = (fabric::free_port()?, MESSAGE.to_string(), count.to_string());
         let number = port.to_string();
         let tool = |side: &[&str]| {
             let mut tool = Command::new(self.folder.join("fi_pingpong"));
@@ -90,6 +89,10 @@ impl Tools for Raw {
         let one_way = |line: &str| line.split_whitespace().nth(6)?.parse::<f64>().ok();
         let one_way = text.lines().find_map(one_way).ok_or_else(|| format!("fi_pingpong prints no time: {text}"))?;
         Ok(vec![2.0 * 1e3 * one_way])
+    }
+
+    fn fewest_round_trips(&self) -> usize {
+        FEWEST
     }
 
     fn round_trip_name(&self) -> String {

@@ -43,6 +43,10 @@ pub trait Tools {
     /// Times of exchanges of two small messages, in nanoseconds, and what measures them.
     fn round_trips(&self, count: usize) -> Outcome<Vec<f64>>;
     fn round_trip_name(&self) -> String;
+    /// The fewest exchanges that `round_trips` can measure.
+    fn fewest_round_trips(&self) -> usize {
+        0
+    }
     /// The nanoseconds for each of some transfers.
     fn transfer(&self, pull: bool, transfers: Transfers) -> Outcome<f64>;
     fn transfer_name(&self, pull: bool, transfers: Transfers) -> String;
@@ -159,7 +163,8 @@ impl Pair {
     }
 
     pub fn empty_calls(&self, plan: &Plan, report: &mut Report<'_>, tools: &dyn Tools) -> Outcome {
-        let (caller, count) = (self.caller(), plan.count(CALLS));
+        // As many on either side: rounds begin slowly, as whatever follows a pause.
+        let (caller, count) = (self.caller(), plan.count(CALLS).max(tools.fewest_round_trips()));
         let (ours, raw) = interleave(
             plan,
             |samples| caller.round_trips(count / 10, count, samples),
