@@ -86,7 +86,8 @@ impl Cq {
         self.fd.is_some() && unsafe { self.domain.fabric.try_wait(self.as_ptr().cast()) }
     }
 
-    /// Polls completions, up to a number that bounds the time; false when there were none.
+    /// Polls completions, up to a number that bounds the time; false when there are no more. Asking again where none are left takes
+    /// as long as a system call, before what was found is handled.
     pub fn poll(&self, found: &mut Vec<Completion>) -> io::Result<bool> {
         let mut room = [const { MaybeUninit::<CqEntry>::uninit() }; BATCH];
         // SAFETY: the queue is open, and its table has this function in all versions.
@@ -106,7 +107,7 @@ impl Cq {
             // SAFETY: each operation is posted with a context of its own, and completes once.
             found.extend(unsafe { self.operations.complete(entry.op_context, Ok(entry.len)) });
         }
-        Ok(true)
+        Ok(count == BATCH)
     }
 
     fn poll_error(&self, found: &mut Vec<Completion>) -> io::Result<bool> {
