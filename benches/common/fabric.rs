@@ -165,15 +165,6 @@ impl Pair {
     pub fn empty_calls(&self, plan: &Plan, report: &mut Report<'_>, tools: &dyn Tools) -> Outcome {
         // As many on either side: rounds begin slowly, as whatever follows a pause.
         let (caller, count) = (self.caller(), plan.count(CALLS).max(tools.fewest_round_trips()));
-        if env::var_os("PROF").is_some() {
-            for _ in 0..8 {
-                let mut samples = Vec::new();
-                caller.round_trips(1000, 20_000, &mut samples)?;
-                samples.sort_by(f64::total_cmp);
-                eprintln!("PROF {} rpc {:.0}", self.name, samples[samples.len() / 2]);
-            }
-            return Ok(());
-        }
         let (ours, raw) = interleave(
             plan,
             |samples| caller.round_trips(count / 10, count, samples),
