@@ -64,7 +64,7 @@ impl CreatorProcess {
 }
 
 /// What the slot has, or what `find` returns, which is kept. Threads that call it at the same time all run `find`, and one result
-/// is kept: a thread that waited for another one's would wait for ever in a child that is forked meanwhile.
+/// is kept. If one waited for the other, it would wait for ever in a child that is forked meanwhile.
 #[cfg(feature = "ofi")]
 pub(crate) fn find_once<T>(slot: &OnceLock<T>, find: impl FnOnce() -> T) -> &T {
     if let Some(found) = slot.get() {

@@ -89,6 +89,7 @@ impl Top {
                 drawn.lock().unwrap().process(&pending[..whole]);
                 pending.drain(..whole);
             }
+            drawn.lock().unwrap().process(&pending);
         });
         Top { process, terminal, side, before, screen, reader: Some(reader) }
     }

@@ -323,6 +323,44 @@ impl ToDeaf {
     }
 }
 
+/// Frames with payloads, to a peer that takes short messages, and two at a time: the announcement has what is left of the frame.
+#[test]
+fn frames_are_cut_to_what_the_peer_takes() {
+    const LONGEST: usize = 256;
+    let Some(mut to) = ToDeaf::connect() else { return };
+    let payload = Slice::whole(&Region::from_vec(vec![0; 100_000]));
+    let (name, mut handled) = (vec![7; 128], 0);
+    for len in [1, 89, 90, 91, 231, 232, 233, 500] {
+        to.out.open(1, 2, LONGEST as u32);
+        let frame: Vec<u8> = (0..len).map(|index| index as u8).collect();
+        let mut sending = OfiSend::new(frame.clone(), Some(payload.clone()));
+        let (begin, mut joined, mut announced) = (Instant::now(), Vec::new(), false);
+        while !announced {
+            let progress = to.out.write(&to.port, &mut sending, false, || Ok(name.clone())).unwrap();
+            let sent_all = matches!(progress, FrameProgress::PayloadAnnounced);
+            to.deaf.endpoint.receive(vec![0; MESSAGE], 0, Label::Message).unwrap();
+            for message in to.deaf.take_completions().unwrap() {
+                let bytes = &message.buffer.unwrap()[..message.result.unwrap()];
+                assert!(bytes.len() <= LONGEST, "a message of {} bytes", bytes.len());
+                match wire::decode(bytes).unwrap().1 {
+                    OfiContent::Bytes(part) => joined.extend_from_slice(part),
+                    OfiContent::Announce { len, name: of, bytes, .. } => {
+                        assert_eq!((len as usize, of), (payload.len, &name[..]));
+                        joined.extend_from_slice(bytes);
+                        announced = true;
+                    }
+                    other => panic!("{other:?}"),
+                }
+                handled += 1;
+                to.out.take_handled(handled).unwrap();
+            }
+            to.port.drain();
+            assert!(begin.elapsed() < BOUND, "a frame of {len} bytes, all sent: {sent_all}");
+        }
+        assert!(joined == frame, "{len} bytes came as {}", joined.len());
+    }
+}
+
 /// More than the buffers of the system take, in bytes.
 const FLOOD: usize = 100 << 20;
 

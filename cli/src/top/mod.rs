@@ -13,8 +13,9 @@ use std::time::Duration;
 use calomel::{Endpoint, Error, Stats};
 use clap::Args;
 use ratatui::DefaultTerminal;
-use ratatui::crossterm::SynchronizedUpdate;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{BeginSynchronizedUpdate, EndSynchronizedUpdate};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::connection::Connection;
@@ -150,6 +151,23 @@ fn look_on(mut sampler: Sampler, found: &Sender<Result<Option<Interval>, Error>>
     }
 }
 
+/// A terminal that knows of this shows what is drawn meanwhile at its end.
+struct WholeFrame;
+
+impl WholeFrame {
+    fn begin() -> io::Result<WholeFrame> {
+        execute!(io::stdout(), BeginSynchronizedUpdate)?;
+        Ok(WholeFrame)
+    }
+}
+
+impl Drop for WholeFrame {
+    fn drop(&mut self) {
+        // What can't be written here can't be drawn either, which is reported.
+        let _ = execute!(io::stdout(), EndSynchronizedUpdate);
+    }
+}
+
 fn draw_until_end(
     terminal: &mut DefaultTerminal,
     looks: &Receiver<Result<Option<Interval>, Error>>,
@@ -170,8 +188,8 @@ fn draw_until_end(
             }
         }
         if changed {
-            // A terminal that knows of this shows a frame whole, or not yet.
-            io::stdout().sync_update(|_| terminal.draw(|frame| screen.draw(frame)).map(drop))??;
+            let _frame = WholeFrame::begin()?;
+            terminal.draw(|frame| screen.draw(frame))?;
             changed = false;
         }
         if !event::poll(RESPONSE)? {

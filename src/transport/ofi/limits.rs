@@ -64,10 +64,11 @@ pub(super) const MAX_PARTS: usize = 16;
 /// For so long no part of any transfer by RMA of a link may complete, or begin, while there are some.
 pub(super) const RMA_STALL: Duration = Duration::from_secs(3);
 
-/// A link does without RMA once it has failed so often without a part that has completed in between. A stall counts for several
-/// failures, since it takes much longer.
+/// A link does without RMA for a while once it has failed so often in a row. A stall counts for several failures, since it takes
+/// much longer.
 pub(super) const RMA_FAILURES: u32 = 12;
 pub(super) const STALL_FAILURES: u32 = 6;
+pub(super) const RMA_PAUSE: Duration = Duration::from_secs(60);
 
 /// Memory with more segments is not registered for RMA: each has a key, and bulks carry 64 KiB of them, of several endpoints.
 pub(super) const MOST_SEGMENTS: usize = 512;

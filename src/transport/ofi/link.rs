@@ -328,14 +328,13 @@ impl OfiLink {
                 }
             }
             match content {
-                OfiContent::Bytes(bytes) => inbox.feed(self.key, bytes, sink)?,
+                OfiContent::Bytes(bytes) => _ = inbox.feed(self.key, bytes, sink)?,
                 OfiContent::Payload { bytes, sum } => inbox.deliver(self.key, Some((bytes, sum)), sink)?,
                 OfiContent::SourceGone => inbox.deliver(self.key, None, sink)?,
                 OfiContent::Announce { number, len, covered, name, bytes } => {
-                    if !bytes.is_empty() {
-                        inbox.feed(self.key, bytes, sink)?;
+                    if bytes.is_empty() || inbox.feed(self.key, bytes, sink)? {
+                        self.payload_announced(&mut inbox, number, len as usize, covered, name, sink)?;
                     }
-                    self.payload_announced(&mut inbox, number, len as usize, covered, name, sink)?;
                 }
                 OfiContent::Ready { number, tag, name } => self.peer_is_ready(number, tag, name)?,
                 OfiContent::Taken { number } => self.payload_taken(number, sink)?,

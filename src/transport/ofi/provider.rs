@@ -64,7 +64,7 @@ pub(super) fn may_miss_events(provider: OfiProvider) -> bool {
     matches!(provider, OfiProvider::Verbs | OfiProvider::Cxi)
 }
 
-/// An error says why the provider can't be used on this machine. It is found out once.
+/// An error says why the provider can't be used on this machine. What was found out first is kept.
 pub(super) fn available(provider: OfiProvider) -> Result<(), String> {
     static FOUND: [OnceLock<Result<(), String>>; OfiProvider::ALL.len()] = [const { OnceLock::new() }; OfiProvider::ALL.len()];
     let index = OfiProvider::ALL.iter().position(|other| *other == provider).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Whether payloads may go by RMA: a test of the provider, which is run once.
+//! Whether payloads may go by RMA: a test of the provider, whose outcome holds for the process.
 //!
 //! Not all providers enforce what a registration says, and some leave memory open after it is closed, for a cache. So it is tried
 //! out on a little memory of this process: what is allowed must succeed, what is not must fail and change nothing.
@@ -17,7 +17,6 @@ use super::station::Station;
 use super::sys::{Completion, Label, PeerAddress, Posted, Purpose, RegisteredRegion, RemoteExtent, RemotePlace, RemoteRights};
 use crate::address::OfiProvider;
 use crate::deferred_log::defer;
-use crate::fork::find_once;
 use crate::memory::{Region, Slice};
 use crate::sync::Mutex;
 
@@ -49,15 +48,21 @@ pub(super) fn rma_limits(provider: OfiProvider, at: SocketAddr, guarded: bool) -
     if software.is_none() && at.ip().is_unspecified() && !provider::exchanges_names(provider) {
         return log(provider, Err("the engine listens at all addresses, not at that of a device".to_owned()));
     }
-    *find_once(found, || {
-        let outcome = match software {
-            Some(reason) => Err(reason.to_owned()),
-            // Of the software that stands in for devices in unit tests, this counts as one that has passed.
-            None if cfg!(test) && provider == OfiProvider::Cxi => Ok(RmaLimits { write_only: true }),
-            None => run(provider, at),
-        };
-        log(provider, outcome)
-    })
+    if let Some(limits) = found.get() {
+        return *limits;
+    }
+    // Not within `get_or_init`: a child that is forked meanwhile would wait for ever.
+    let outcome = match software {
+        Some(reason) => Err(reason.to_owned()),
+        // Of the software that stands in for devices in unit tests, this counts as one that has passed.
+        None if cfg!(test) && provider == OfiProvider::Cxi => Ok(RmaLimits { write_only: true }),
+        None => run(provider, at),
+    };
+    match found.set(outcome.as_ref().ok().copied()) {
+        Ok(()) => log(provider, outcome),
+        // Another thread was sooner: its result counts.
+        Err(_) => found.get().copied().flatten(),
+    }
 }
 
 pub(super) fn log(provider: OfiProvider, outcome: Result<RmaLimits, String>) -> Option<RmaLimits> {

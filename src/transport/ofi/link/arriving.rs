@@ -86,18 +86,17 @@ impl OfiInbox {
         Ok(())
     }
 
-    /// Bytes of the stream have arrived.
-    pub(super) fn feed(&mut self, key: LinkKey, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<()> {
+    /// Bytes of the stream have arrived. False when the sink has closed the link.
+    pub(super) fn feed(&mut self, key: LinkKey, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<bool> {
         if self.target.is_some() {
             return Err(broken("something else in place of a payload"));
         }
-        // `None`: the sink has closed the link.
-        let Some((target, behind)) = self.partial.offer(bytes, |bytes| sink.bytes(key, bytes)) else { return Ok(()) };
+        let Some((target, behind)) = self.partial.offer(bytes, |bytes| sink.bytes(key, bytes)) else { return Ok(false) };
         if target.is_some() && !behind.is_empty() {
             return Err(broken("bytes in place of a payload"));
         }
         self.target = target;
-        Ok(())
+        Ok(true)
     }
 
     fn take_target(&mut self) -> io::Result<ReceiveTarget<Slice>> {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::bulk::{BulkEndpoint, PayloadPosted};
-use super::super::limits::{CHUNK, MAX_PARTS, PARTS, RETRY, RMA_FAILURES, RMA_STALL, STALL_FAILURES};
+use super::super::limits::{CHUNK, MAX_PARTS, PARTS, RETRY, RMA_FAILURES, RMA_PAUSE, RMA_STALL, STALL_FAILURES};
 use super::super::sys::{CompletionError, Label, RemoteExtent, RemotePlace};
 use super::super::wire;
 use super::OfiLink;
@@ -38,6 +38,8 @@ pub(super) struct RmaTransfers {
     done: EndedTransfers,
     /// How often it has failed since the last part that has completed.
     failures: u32,
+    /// It has failed too often: then it is tried again.
+    paused_until: Option<Instant>,
     closed: bool,
 }
 
@@ -168,13 +170,20 @@ impl RmaTransfers {
     }
 
     fn count_failures(&mut self, count: u32, cause: &io::Error, remote: SocketAddr) {
-        let was_used = self.failures < RMA_FAILURES;
         self.failures += count;
-        if was_used && self.failures >= RMA_FAILURES {
-            let cause = cause.to_string();
-            let what = "a link goes on without RMA, which fails each time";
-            defer(move || tracing::info!(target: "calomel::ofi", cause, %remote, "{what}"));
+        if self.failures < RMA_FAILURES {
+            return;
         }
+        // One failure more, and the next pause begins.
+        self.failures = RMA_FAILURES - 1;
+        self.paused_until = Some(Instant::now() + RMA_PAUSE);
+        let cause = cause.to_string();
+        let what = "a link does without RMA for a while, which has failed several times in a row";
+        defer(move || tracing::info!(target: "calomel::ofi", cause, %remote, "{what}"));
+    }
+
+    fn is_paused(&self) -> bool {
+        self.paused_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Takes the endpoint, which is to be closed: it does no more. Its transfers have failed, which is reported when it is closed:
@@ -205,9 +214,9 @@ impl OfiLink {
             return false;
         }
         let Some(remote) = wire::decode_keys(keys, *target, offset, local.len as u64) else { return false };
-        let posted = {
+        let (endpoint, posted) = {
             let mut rma = self.rma.lock();
-            if rma.failures >= RMA_FAILURES {
+            if rma.is_paused() {
                 return false;
             }
             let endpoint = match self.rma_endpoint(&mut rma) {
@@ -227,9 +236,10 @@ impl OfiLink {
             let transfer = OfiTransfer { operation, pull, local, remote, posted: 0, segment: 0, within: 0, outstanding, stopped };
             rma.transfers.insert(number, transfer);
             rma.queue.push_back(number);
-            rma.post(self.number)
+            let posted = rma.post(self.number);
+            (endpoint, posted)
         };
-        self.check_posted(posted);
+        self.check_posted(&endpoint, posted);
         self.schedule_reports();
         true
     }
@@ -246,21 +256,23 @@ impl OfiLink {
     }
 
     /// Looks after what was posted: tries again later where the provider had no room, and gives the endpoint up where it failed.
-    fn check_posted(&self, posted: io::Result<bool>) {
+    fn check_posted(&self, endpoint: &BulkEndpoint, posted: io::Result<bool>) {
         let now = Instant::now();
         match posted {
             Ok(busy) => self.wants_timer(now + if busy { RETRY } else { RMA_STALL }),
-            Err(error) => self.fail_rma(1, &error),
+            Err(error) => self.fail_rma(endpoint, 1, &error),
         }
     }
 
-    /// Ends all transfers by RMA: their owner is asked instead. `counts`: as so many failures.
-    fn fail_rma(&self, counts: u32, cause: &io::Error) {
+    /// Ends all transfers of an endpoint: their owner is asked instead. It counts as so many failures.
+    fn fail_rma(&self, failed: &BulkEndpoint, counts: u32, cause: &io::Error) {
         let (endpoint, failed) = {
             let mut rma = self.rma.lock();
-            if !rma.closed && rma.endpoint.is_some() {
-                rma.count_failures(counts, cause, self.remote);
+            // Another one may have taken its place already.
+            if !rma.endpoint.as_ref().is_some_and(|endpoint| std::ptr::eq(&raw const **endpoint, failed)) {
+                return;
             }
+            rma.count_failures(counts, cause, self.remote);
             rma.fail(cause)
         };
         if let Some(endpoint) = endpoint {
@@ -280,12 +292,9 @@ impl OfiLink {
         self.schedule_reports();
     }
 
-    /// An endpoint for RMA was closed. Another one may have taken its place already.
+    /// An endpoint for RMA was closed, mostly since memory of this side was wanted back: that is no failure of RMA.
     pub(super) fn end_transfers_of(&self, bulk: &BulkEndpoint, cause: &io::Error) {
-        let is_it = self.rma.lock().endpoint.as_ref().is_some_and(|endpoint| std::ptr::eq(&raw const **endpoint, bulk));
-        if is_it {
-            self.fail_rma(1, cause);
-        }
+        self.fail_rma(bulk, 0, cause);
     }
 
     fn schedule_reports(&self) {
@@ -306,22 +315,24 @@ impl OfiLink {
 
     /// A part of a transfer has been carried out, or refused.
     pub(in super::super) fn rma_part_done(&self, number: u64, result: Result<(), CompletionError>, sink: &mut dyn Sink) {
-        let posted = {
+        let (endpoint, posted) = {
             let mut rma = self.rma.lock();
+            let Some(endpoint) = rma.endpoint.clone() else { return };
             let Some(transfer) = rma.transfers.get_mut(&number) else { return };
-            match result {
+            let posted = match result {
                 Ok(()) => {
                     transfer.outstanding -= 1;
                     rma.outstanding -= 1;
-                    rma.failures = 0;
+                    (rma.failures, rma.paused_until) = (0, None);
                     rma.last_progress = Some(Instant::now());
                     rma.end_if_done(number);
                     rma.post(self.number)
                 }
                 Err(error) => Err(error.into()),
-            }
+            };
+            (endpoint, posted)
         };
-        self.check_posted(posted);
+        self.check_posted(&endpoint, posted);
         self.report_transfers(sink);
     }
 
@@ -350,13 +361,13 @@ impl OfiLink {
             // Also while it has no room, or no connection.
             Ok(_) if since.is_some_and(|since| now >= since + RMA_STALL) => {
                 let cause = io::Error::new(io::ErrorKind::TimedOut, format!("RMA makes no progress for {RMA_STALL:?}"));
-                self.fail_rma(STALL_FAILURES, &cause);
+                self.fail_rma(&endpoint, STALL_FAILURES, &cause);
                 None
             }
             Ok(true) => Some(now + RETRY),
             Ok(false) => since.map(|since| since + RMA_STALL),
             Err(error) => {
-                self.fail_rma(1, &error);
+                self.fail_rma(&endpoint, 1, &error);
                 None
             }
         };

@@ -86,8 +86,7 @@ impl Cq {
         self.fd.is_some() && unsafe { self.domain.fabric.try_wait(self.as_ptr().cast()) }
     }
 
-    /// Polls completions, up to a number that bounds the time; false when there are no more. Asking again where none are left takes
-    /// as long as a system call, before what was found is handled.
+    /// Polls completions, up to a number that bounds the time; false when there are no more.
     pub fn poll(&self, found: &mut Vec<Completion>) -> io::Result<bool> {
         let mut room = [const { MaybeUninit::<CqEntry>::uninit() }; BATCH];
         // SAFETY: the queue is open, and its table has this function in all versions.
@@ -107,6 +106,7 @@ impl Cq {
             // SAFETY: each operation is posted with a context of its own, and completes once.
             found.extend(unsafe { self.operations.complete(entry.op_context, Ok(entry.len)) });
         }
+        // Asking an empty queue costs a system call.
         Ok(count == BATCH)
     }
 
