@@ -268,10 +268,52 @@ pub(crate) struct Workers {
     process: CreatorProcess,
 }
 
+/// Jobs that wait, with the times at which they came. Their classes take turns, so calls of one procedure do not wait behind all
+/// those of another: one that was quick, and is taken for slow since the machine was busy, would stay so among many slow ones.
+#[derive(Default)]
+struct JobQueue {
+    /// The classes that have jobs; the first one is next.
+    turns: VecDeque<ClassQueue>,
+    len: usize,
+    /// Memory that is used again.
+    spare: VecDeque<(Job, Instant)>,
+}
+
+struct ClassQueue {
+    /// The address of the class, which its jobs keep alive.
+    class: usize,
+    jobs: VecDeque<(Job, Instant)>,
+}
+
+impl JobQueue {
+    fn push(&mut self, job: Job) {
+        let class = Arc::as_ptr(job.class()).addr();
+        let came = Instant::now();
+        self.len += 1;
+        if let Some(queue) = self.turns.iter_mut().find(|queue| queue.class == class) {
+            return queue.jobs.push_back((job, came));
+        }
+        let mut jobs = std::mem::take(&mut self.spare);
+        jobs.push_back((job, came));
+        self.turns.push_back(ClassQueue { class, jobs });
+    }
+
+    fn pop(&mut self) -> Option<(Job, Instant)> {
+        let mut queue = self.turns.pop_front()?;
+        let job = queue.jobs.pop_front();
+        if queue.jobs.is_empty() {
+            self.spare = queue.jobs;
+        } else {
+            self.turns.push_back(queue);
+        }
+        self.len -= usize::from(job.is_some());
+        job
+    }
+}
+
 #[derive(Default)]
 struct PoolState {
-    /// With the times at which they came.
-    queue: VecDeque<(Job, Instant)>,
+    queue: JobQueue,
     threads: Vec<std::thread::JoinHandle<()>>,
     /// Threads that wait for a job.
     idle: usize,
@@ -300,7 +342,7 @@ impl Workers {
             drop(state);
             return drop(job);
         }
-        state.queue.push_back((job, Instant::now()));
+        state.queue.push(job);
         self.spawn_if_needed(&mut state);
         drop(state);
         deferred_log::flush();
@@ -308,10 +350,10 @@ impl Workers {
 
     /// Wakes or starts a thread for queued jobs. The caller flushes the deferred log when `state` is unlocked.
     fn spawn_if_needed(self: &Arc<Self>, state: &mut PoolState) {
-        if state.queue.is_empty() || state.stopped {
+        if state.queue.len == 0 || state.stopped {
             return;
         }
-        if state.idle >= state.queue.len() {
+        if state.idle >= state.queue.len {
             self.available.notify_one();
             return;
         }
@@ -342,7 +384,7 @@ impl Workers {
         loop {
             // When jobs that waited go on, more threads may run than the limit allows.
             let surplus = state.alive - state.blocked > self.limit;
-            if let Some((job, came)) = if surplus { None } else { state.queue.pop_front() } {
+            if let Some((job, came)) = if surplus { None } else { state.queue.pop() } {
                 drop(state);
                 let now = Instant::now();
                 job.run(now, nanos(now.saturating_duration_since(came)));
@@ -356,7 +398,7 @@ impl Workers {
             let timed_out;
             (state, timed_out) = self.available.wait_for(state, LINGER);
             state.idle -= 1;
-            if timed_out && state.queue.is_empty() {
+            if timed_out && state.queue.len == 0 {
                 break;
             }
         }
@@ -368,8 +410,7 @@ impl Workers {
 
     pub(super) fn dump(&self) -> ThreadsDump {
         let state = self.state.lock();
-        let [queued, alive, idle, blocked] =
-            [state.queue.len(), state.alive, state.idle, state.blocked].map(|count| count as u64);
+        let [queued, alive, idle, blocked] = [state.queue.len, state.alive, state.idle, state.blocked].map(|count| count as u64);
         ThreadsDump { queued, alive, idle, blocked, ..ThreadsDump::default() }
     }
 

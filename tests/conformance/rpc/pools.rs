@@ -98,6 +98,33 @@ fn blocked_pool_does_not_block_others(net: &Net) {
     pendings.into_iter().for_each(|pending| pending.wait().unwrap());
 }
 
+fn calls_of_one_procedure_do_not_wait_behind_all_those_of_another(net: &Net) {
+    const MANY: u32 = 100;
+    let pair = net.pair();
+    let pool = HandlerPool::new(1);
+    let (gate, handled) = (Gate::default(), Arc::new(AtomicU32::new(0)));
+    let (door, count) = (gate.clone(), handled.clone());
+    let provider = pair.server.pool(&pool);
+    provider
+        .define("many", move |_: &Request, ()| {
+            door.wait();
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+        .unwrap();
+    let before = handled.clone();
+    provider.define("few", move |_: &Request, ()| before.load(Ordering::SeqCst)).unwrap();
+    let many = pair.client.procedure::<(), ()>("many");
+    let waiting: Vec<_> = (0..MANY).map(|_| many.on(&pair.to_server).start(&()).unwrap()).collect();
+    let few = pair.client.procedure::<(), u32>("few");
+    let pending: Vec<_> = (0..3).map(|_| few.on(&pair.to_server).start(&()).unwrap()).collect();
+    eventually("all of them wait", || pair.server.dump().unwrap().requests.len() == MANY as usize + 3);
+    gate.open();
+    let found: Vec<u32> = pending.into_iter().map(|pending| pending.wait().unwrap()).collect();
+    waiting.into_iter().for_each(|pending| pending.wait().unwrap());
+    // The one that runs, and one in each turn.
+    assert!(found.iter().all(|before| *before <= 4), "{found:?} calls of the other procedure were handled before");
+}
+
 fn a_pool_runs_async_and_deferred_handlers_too(net: &Net) {
     let pair = net.pair();
     let pool = HandlerPool::new(1);
@@ -237,6 +264,7 @@ suite![
     a_pool_of_one_runs_one_handler_at_a_time,
     a_pool_of_three_runs_three_at_a_time,
     blocked_pool_does_not_block_others,
+    calls_of_one_procedure_do_not_wait_behind_all_those_of_another,
     a_pool_runs_async_and_deferred_handlers_too,
     one_pool_serves_several_engines,
     every_number_of_handler_threads_serves,
