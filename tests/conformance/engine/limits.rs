@@ -465,9 +465,10 @@ fn pulls_beyond_one_peers_limit_are_refused(net: &Net) {
     let pushed_to = server.engine.expose_with(vec![0u8; PART], BulkMode::WriteOnly, &grant).unwrap();
     let space = travelled(&pushed_to.bulk());
     let to = &slow.caller.to;
-    // Over devices and fabrics, a client that does not read gets no credits back, and can't send requests for long.
+    // Over devices and fabrics, a client that does not read gets no credits back, and has 16, less those that it was owed: a second
+    // try may take the last.
     let has_credits = net.scheme() == "verbs" || net.scheme().starts_with("ofi+");
-    let tries = if has_credits { 2 } else { 20 };
+    let tries = if has_credits { 1 } else { 20 };
     let local = |len: usize| slow.caller.engine.expose(pattern(1, len), BulkMode::ReadWrite).unwrap();
     for round in 0..rounds(6).max(2) {
         // All pull into the same memory: the bytes are the same.
