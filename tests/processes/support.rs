@@ -105,7 +105,7 @@ pub fn is_over_verbs() -> bool {
 /// Descriptors that may be left over: the provider `tcp` of libfabric 2.1 keeps the socket of a peer that was connecting to an
 /// endpoint when that was closed.
 pub fn spared_descriptors() -> usize {
-    if CURRENT.get() == Carrier::Ofi { 4 } else { 0 }
+    if CURRENT.get() == Carrier::Ofi { 12 } else { 0 }
 }
 
 /// In a child: runs a role over the carrier of its parent's test.
