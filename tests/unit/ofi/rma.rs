@@ -108,6 +108,26 @@ impl Pair {
         Pair::new(Engine::builder().listen(address).same_host_upgrade(false).default_timeout(BOUND).build().unwrap())
     }
 
+    /// Over the stand-in, where there is one. The owner's engine is idle but while `driven` drives it.
+    fn with_an_idle_owner() -> Option<Pair> {
+        let owner = Engine::builder().listen(STAND_IN).same_host_upgrade(false).progress(Progress::External);
+        has_stand_in().then(|| Pair::new(owner.build().unwrap()))
+    }
+
+    /// Runs this on a thread of its own. The owner's engine stands still for a while, and then is driven until it has returned.
+    #[track_caller]
+    fn driven(&self, still: Duration, waits: &mut (dyn FnMut() -> crate::Result<usize> + Send)) -> crate::Result<usize> {
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(waits);
+            std::thread::sleep(still);
+            assert!(still.is_zero() || !waits.is_finished(), "it needs no engine of the owner: this test tests nothing");
+            while !waits.is_finished() {
+                self.owner.progress(Duration::from_millis(1)).unwrap();
+            }
+            waits.join().unwrap()
+        })
+    }
+
     /// Transfers that the owner has taken part in.
     fn served(&self) -> u64 {
         self.owner.stats().peers.iter().map(|peer| peer.traffic.served_transfers).sum()
@@ -218,26 +238,12 @@ fn data_with_checksums_goes_in_messages() {
 #[test]
 fn memory_that_is_taken_back_by_force_costs_no_link() {
     const LEN: usize = 16 << 20;
-    if !has_stand_in() {
-        return;
-    }
-    let owner = Engine::builder().listen(STAND_IN).same_host_upgrade(false).progress(Progress::External);
-    let pair = Pair::new(owner.build().unwrap());
+    let Some(pair) = Pair::with_an_idle_owner() else { return };
     let theirs = pair.owner.expose(vec![7u8; LEN], BulkMode::ReadOnly).unwrap();
     let remote = theirs.bulk().on(&pair.to_owner);
-    // The owner's engine is driven while this waits.
-    let driven = |waits: &mut (dyn FnMut() -> crate::Result<usize> + Send)| {
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(waits);
-            while !waits.is_finished() {
-                pair.owner.progress(Duration::from_millis(1)).unwrap();
-            }
-            waits.join().unwrap()
-        })
-    };
     let pull = || {
         let mut here = vec![0u8; LEN];
-        driven(&mut || remote.pull_into(&mut here[..])).unwrap();
+        pair.driven(Duration::ZERO, &mut || remote.pull_into(&mut here[..])).unwrap();
         assert!(here.iter().all(|byte| *byte == 7));
     };
     // The first one connects, and the second one connects for RMA.
@@ -252,14 +258,14 @@ fn memory_that_is_taken_back_by_force_costs_no_link() {
         assert!(begin.elapsed() < BOUND);
         assert!(pair.to_owner.is_connected());
         let mut transfer = Some(transfer);
-        let result = driven(&mut || transfer.take().unwrap().wait().0);
+        let result = pair.driven(Duration::ZERO, &mut || transfer.take().unwrap().wait().0);
         assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
         assert!(pair.to_owner.is_connected());
         pull();
     }
 }
 
-/// The owner takes no part in a transfer, or its provider does not, until the link goes on without RMA.
+/// Where each transfer by RMA is refused, the link does without it for a while.
 #[test]
 fn a_link_goes_on_without_rma_where_that_never_succeeds() {
     const LEN: usize = 300_000;
@@ -288,25 +294,13 @@ fn a_link_goes_on_without_rma_where_that_never_succeeds() {
 #[test]
 fn a_transfer_by_rma_that_stalls_goes_by_its_owner() {
     const LEN: usize = 16 << 20;
-    if !has_stand_in() {
-        return;
-    }
-    let owner = Engine::builder().listen(STAND_IN).same_host_upgrade(false).progress(Progress::External);
-    let pair = Pair::new(owner.build().unwrap());
+    let Some(pair) = Pair::with_an_idle_owner() else { return };
     let theirs = pair.owner.expose(vec![7u8; LEN], BulkMode::ReadOnly).unwrap();
     let remote = theirs.bulk().on(&pair.to_owner);
     // How many of the transfers the owner has taken part in. Its engine stands still for a while.
     let pulled = |still: Duration| {
         let (before, mut here) = (pair.served(), vec![0u8; LEN]);
-        std::thread::scope(|scope| {
-            let pull = scope.spawn(|| remote.pull_into(&mut here[..]));
-            std::thread::sleep(still);
-            assert!(still.is_zero() || !pull.is_finished(), "the provider needs no engine: this test tests nothing");
-            while !pull.is_finished() {
-                pair.owner.progress(Duration::from_millis(1)).unwrap();
-            }
-            assert_eq!(pull.join().unwrap().unwrap(), LEN);
-        });
+        assert_eq!(pair.driven(still, &mut || remote.pull_into(&mut here[..])).unwrap(), LEN);
         assert!(here.iter().all(|byte| *byte == 7));
         pair.served() - before
     };
