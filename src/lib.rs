@@ -202,6 +202,7 @@
 mod address;
 mod builder;
 mod bulk;
+mod checksum;
 mod config;
 mod deferred_log;
 mod engine;

@@ -10,6 +10,8 @@ pub(crate) struct ReceiveTarget<M> {
     /// `None`: it is discarded.
     pub memory: Option<M>,
     pub len: usize,
+    /// How many bytes the transfer or the message has that the payload is a part of.
+    pub total: usize,
 }
 
 /// How a payload arrived.

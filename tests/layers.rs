@@ -65,6 +65,7 @@ const UNSAFE: &[&str] = &[
     "transport/verbs/inbox.rs",
     "transport/verbs/link/rma_queue_pair.rs",
     "transport/verbs/outbox.rs",
+    "checksum.rs",
     "fork.rs",
     "shape/plain.rs",
     "bulk/exposed.rs",

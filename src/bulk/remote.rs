@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::descriptor::Bulk;
 use super::exposed::{Exposed, ExposedSlice};
 use crate::engine::{Endpoint, Engine, EngineShared, MonitoredTransfer, deadline};
-use crate::memory::{self, BorrowedRegion, Buffer, CopyOutcome, Element, ReadElement, Slice, Writable, WritableBuffer};
+use crate::memory::{self, BorrowedRegion, Buffer, CopyOutcome, CopyPath, Element, ReadElement, Slice, Writable, WritableBuffer};
 use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, OwnCompletion, REFUSED_BY_FILTER, error_of, nanos};
 use crate::proto::{Failure, PeerTag, Proto, Remote, TransferDirection, TransferId};
 use crate::transport::interfaces::in_own_networks;
@@ -383,7 +383,8 @@ impl RemoteBulk {
             let now = Instant::now();
             let access = |proto: &mut Proto<EngineEnv>| proto.access(*token, *offset, len as u64, !pull, now);
             let remote = shared.core.exec(access).map_err(Failure::Refused)?;
-            let copied = if pull { memory::copy(&remote, &local) } else { memory::copy(&local, &remote) };
+            let path = CopyPath::for_transfer(local.len);
+            let copied = if pull { memory::copy(&remote, &local, path) } else { memory::copy(&local, &remote, path) };
             return match copied {
                 CopyOutcome::All => Ok(StartedTransfer::Done(Ok(len))),
                 CopyOutcome::SourceClosed | CopyOutcome::TargetClosed => Err(Failure::Revoked),

@@ -10,6 +10,7 @@
 
 mod buffer;
 mod checksum;
+mod copying;
 mod engine_buffer;
 mod foreign;
 mod loan;
@@ -19,6 +20,7 @@ mod region_buffer;
 pub(crate) mod shared;
 
 pub use buffer::{Buffer, BufferView, Element, ReadElement, ReadOnly, Segments, Writable, WritableBuffer};
+pub(crate) use copying::CopyPath;
 pub use engine_buffer::{BufferPool, EngineBuffer, PooledBuffer};
 #[cfg_attr(not(any(test, feature = "verbs")), allow(unused_imports, reason = "for transports that have devices"))]
 pub(crate) use loan::DeviceRegistration;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
+use super::copying::CopyPath;
 use super::loan::{ClosedRegion, DeviceRegistration, Loan, Withdrawn};
 use super::message::{self, MessageBuffer, ReceivedMessage};
 use super::shared::Block;
@@ -448,7 +449,7 @@ const COPY_CHUNK: usize = 256 << 10;
 
 /// Copies between two slices of equal length, also of different segments, or of the same memory: if they overlap, the target
 /// ends up with what the source held, as with `memmove`.
-pub(crate) fn copy(source: &Slice, target: &Slice) -> CopyOutcome {
+pub(crate) fn copy(source: &Slice, target: &Slice, path: CopyPath) -> CopyOutcome {
     debug_assert_eq!(source.len, target.len);
     let len = source.len.min(target.len);
     // Overlapping bytes have to be read before they are written, whatever the order of chunks and pieces.
@@ -458,7 +459,7 @@ pub(crate) fn copy(source: &Slice, target: &Slice) -> CopyOutcome {
         let step = COPY_CHUNK.min(len - done);
         let at = if backwards { len - done - step } else { done };
         let part = |s: &Slice| Slice { offset: s.offset + at, len: step, ..s.clone() };
-        match copy_chunk(&part(source), &part(target), backwards) {
+        match copy_chunk(&part(source), &part(target), path, backwards) {
             CopyOutcome::All => done += step,
             closed => return closed,
         }
@@ -466,7 +467,7 @@ pub(crate) fn copy(source: &Slice, target: &Slice) -> CopyOutcome {
     CopyOutcome::All
 }
 
-fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> CopyOutcome {
+fn copy_chunk(source: &Slice, target: &Slice, path: CopyPath, backwards: bool) -> CopyOutcome {
     let same = Arc::ptr_eq(&source.region, &target.region);
     // Two threads may copy A to B and B to A: gates are passed in the order of their addresses.
     let source_first = Arc::as_ptr(&source.region) < Arc::as_ptr(&target.region);
@@ -496,9 +497,14 @@ fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> CopyOutcome {
     while let (Some(read), Some(written)) = (from.last_mut(), to.last_mut()) {
         let n = read.iov_len.min(written.iov_len);
         let (read, written) = (take(read, n, backwards), take(written, n, backwards));
-        // SAFETY: both pieces had at least `n` bytes left, in segments valid for reads and for writes, which the two
-        // accesses (or the one, exclusive, when both are the same region) keep all other threads from; `copy` allows overlap.
-        unsafe { std::ptr::copy(read, written, n) };
+        if same {
+            // SAFETY: both pieces had at least `n` bytes left, in a segment valid for reads and writes, which the access, exclusive,
+            // keeps all other threads from; `copy` allows overlap.
+            unsafe { std::ptr::copy(read, written, n) };
+        } else {
+            // SAFETY: as above, with two regions, two accesses, and memory that does not overlap: what peers may write is exposed once.
+            unsafe { path.copy(read, written, n) };
+        }
         for list in [&mut from, &mut to] {
             if list.last().is_some_and(|piece| piece.iov_len == 0) {
                 list.pop();
@@ -532,21 +538,23 @@ mod tests {
 
     #[test]
     fn copy_between_differently_segmented_regions_preserves_byte_order() {
-        let mut a = [vec![1, 2, 3], vec![], vec![4, 5, 6, 7, 8]];
-        let mut b = [vec![0; 1], vec![0; 6], vec![0; 4]];
-        let (ra, rb) = (region(&mut a), region(&mut b));
-        let source = Slice::whole(&ra).part(1, 6).unwrap();
-        let target = Slice::whole(&rb).part(2, 6).unwrap();
-        assert_eq!(copy(&source, &target), CopyOutcome::All);
-        rb.close();
-        assert_eq!(b.concat(), [0, 0, 2, 3, 4, 5, 6, 7, 0, 0, 0]);
+        for path in [CopyPath::Cached, CopyPath::Streaming] {
+            let mut a = [vec![1, 2, 3], vec![], vec![4, 5, 6, 7, 8]];
+            let mut b = [vec![0; 1], vec![0; 6], vec![0; 4]];
+            let (ra, rb) = (region(&mut a), region(&mut b));
+            let source = Slice::whole(&ra).part(1, 6).unwrap();
+            let target = Slice::whole(&rb).part(2, 6).unwrap();
+            assert_eq!(copy(&source, &target, path), CopyOutcome::All);
+            rb.close();
+            assert_eq!(b.concat(), [0, 0, 2, 3, 4, 5, 6, 7, 0, 0, 0]);
+        }
     }
 
     #[test]
     fn overlapping_copy_within_a_region_preserves_the_source() {
         let region = Region::from_vec((0..10).collect());
         let whole = Slice::whole(&region);
-        assert_eq!(copy(&whole.part(0, 8).unwrap(), &whole.part(2, 8).unwrap()), CopyOutcome::All);
+        assert_eq!(copy(&whole.part(0, 8).unwrap(), &whole.part(2, 8).unwrap(), CopyPath::Cached), CopyOutcome::All);
         assert_eq!(*region.take_message(), [0, 1, 0, 1, 2, 3, 4, 5, 6, 7]);
     }
 
@@ -575,7 +583,7 @@ mod tests {
                 let mut position = || random(&mut state) % (model.len() - len + 1);
                 let (from, to) = (position(), position());
                 let part = |at| Slice::whole(&region).part(at, len).unwrap();
-                assert_eq!(copy(&part(from), &part(to)), CopyOutcome::All);
+                assert_eq!(copy(&part(from), &part(to), CopyPath::Cached), CopyOutcome::All);
                 model.copy_within(from..from + len, to);
             }
             region.close();
@@ -587,8 +595,8 @@ mod tests {
     fn access_through_a_closed_gate_is_refused() {
         let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 4]));
         a.close();
-        assert_eq!(copy(&Slice::whole(&a), &Slice::whole(&b)), CopyOutcome::SourceClosed);
-        assert_eq!(copy(&Slice::whole(&b), &Slice::whole(&a)), CopyOutcome::TargetClosed);
+        assert_eq!(copy(&Slice::whole(&a), &Slice::whole(&b), CopyPath::Cached), CopyOutcome::SourceClosed);
+        assert_eq!(copy(&Slice::whole(&b), &Slice::whole(&a), CopyPath::Cached), CopyOutcome::TargetClosed);
         assert!(!Slice::whole(&a).read(&mut [0; 4]));
         assert!(!Slice::whole(&a).write(&[0; 4]));
         assert_eq!(*b.take_message(), [2; 4]);
@@ -601,10 +609,10 @@ mod tests {
         let rest = Slice::whole(&b).part(0, 4).unwrap();
         over.end();
         part.end();
-        assert_eq!(copy(&over, &Slice::whole(&a)), CopyOutcome::SourceClosed);
-        assert_eq!(copy(&over, &rest), CopyOutcome::SourceClosed);
-        assert_eq!(copy(&rest, &over), CopyOutcome::TargetClosed);
-        assert_eq!(copy(&part, &rest), CopyOutcome::SourceClosed);
+        assert_eq!(copy(&over, &Slice::whole(&a), CopyPath::Cached), CopyOutcome::SourceClosed);
+        assert_eq!(copy(&over, &rest, CopyPath::Cached), CopyOutcome::SourceClosed);
+        assert_eq!(copy(&rest, &over, CopyPath::Cached), CopyOutcome::TargetClosed);
+        assert_eq!(copy(&part, &rest, CopyPath::Cached), CopyOutcome::SourceClosed);
         assert!(!over.read(&mut [0; 4]) && !over.write(&[0; 4]));
         // Other operations on the same memory go on.
         assert!(Slice::whole(&a).read(&mut [0; 4]));

@@ -730,6 +730,7 @@ impl<E: Env> Proto<E> {
                 None => (None, 0),
             },
         };
+        let total = memory.map_or(len, Memory::len);
         let target = match memory {
             Some(memory) => {
                 let arrived = arrived + coming;
@@ -739,7 +740,7 @@ impl<E: Env> Proto<E> {
             None => None,
         };
         self.links[id].inbound.push_back(InboundPayload { kind, id: number, len, wanted: target.is_some() });
-        Ok(ReceiveTarget { memory: target, len })
+        Ok(ReceiveTarget { memory: target, len, total })
     }
 
     /// Part of a payload has arrived: the peer is alive.

@@ -9,7 +9,7 @@ use crate::sync::Mutex;
 
 use super::{Capabilities, Consumed, Credentials, Link, LinkKey, PayloadStatus, Reactor, Sent, Sink, TransportDriver};
 use crate::deferred_log::defer;
-use crate::memory::{self, CopyOutcome, Slice};
+use crate::memory::{self, CopyOutcome, CopyPath, Slice};
 use crate::{Address, Error, Result, Transport};
 
 /// The names under which engines of this process listen.
@@ -222,7 +222,7 @@ impl Loopback {
         if let (Some(receive_target), Some(source)) = (receive_target, payload) {
             let status = match receive_target.memory {
                 None => PayloadStatus::Whole,
-                Some(target) => match memory::copy(&source, &target) {
+                Some(target) => match memory::copy(&source, &target, CopyPath::for_transfer(receive_target.total)) {
                     CopyOutcome::All => PayloadStatus::Whole,
                     CopyOutcome::SourceClosed => PayloadStatus::SourceGone,
                     CopyOutcome::TargetClosed => PayloadStatus::TargetGone,

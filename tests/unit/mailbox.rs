@@ -45,7 +45,7 @@ impl Sink for Target {
     fn chunk(&mut self, _: LinkKey, _: usize) {}
     fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         let memory = Some(Slice::whole(&Region::from_vec(vec![0; self.0])));
-        Some(Consumed { used: bytes.len(), target: Some(ReceiveTarget { memory, len: self.0 }) })
+        Some(Consumed { used: bytes.len(), target: Some(ReceiveTarget { memory, len: self.0, total: self.0 }) })
     }
     fn payload_done(&mut self, _: LinkKey, status: PayloadStatus) {
         assert_eq!(status, PayloadStatus::Whole);

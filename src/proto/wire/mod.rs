@@ -12,6 +12,7 @@ mod handshake;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::checksum;
 use crate::text::clipped;
 
 #[cfg(any(test, fuzzing))]
@@ -293,12 +294,12 @@ pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered
     out.extend_from_slice(body);
     let covered = covered && !body.is_empty();
     if covered {
-        out.extend_from_slice(&crc32c::crc32c(body).to_le_bytes());
+        out.extend_from_slice(&checksum::crc32c(body).to_le_bytes());
     }
     let len = u32::try_from(out.len() - inside).expect("what goes into a frame is bounded by the eager limit");
     let head = if covered { head | COVERED } else { head };
     out[start + 4..inside].copy_from_slice(&(u64::from(head) << 32 | u64::from(len)).to_le_bytes());
-    let sum = crc32c::crc32c(&out[start + 4..end]);
+    let sum = checksum::crc32c(&out[start + 4..end]);
     out[start..start + 4].copy_from_slice(&sum.to_le_bytes());
 }
 
@@ -336,7 +337,7 @@ pub(crate) enum FrameError {
 
 /// Whether a checksum is right. A fuzzer would hardly ever guess one: for it a single value is wrong.
 fn is_sound(sum: u32, bytes: &[u8]) -> bool {
-    sum == crc32c::crc32c(bytes) || cfg!(fuzzing) && sum != u32::MAX
+    sum == checksum::crc32c(bytes) || cfg!(fuzzing) && sum != u32::MAX
 }
 
 /// Decodes the first frame. It allocates nothing but the texts of a status, which are no longer than the frame.

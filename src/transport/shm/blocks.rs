@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::sys::RemoteIoVec;
-use crate::memory::{WriteAccess, shared::Mapping};
+use crate::memory::{CopyPath, WriteAccess, shared::Mapping};
 
 /// Blocks of a peer that are mapped at a time. The peer gives at most half as many, since some that are gone may still be
 /// mapped.
@@ -13,7 +13,7 @@ pub(super) const MAX_BLOCKS: usize = 256;
 pub(super) const MAX_MAPPED: usize = 1 << 40;
 
 /// Copies pieces of a peer's block into local memory, from offset `skip` on; false when a piece does not lie in the block.
-pub(super) fn read(mapping: &Mapping, far: &[RemoteIoVec], target: &WriteAccess<'_>, skip: usize) -> bool {
+pub(super) fn read(mapping: &Mapping, far: &[RemoteIoVec], target: &WriteAccess<'_>, skip: usize, path: CopyPath) -> bool {
     let inside = |piece: &RemoteIoVec| piece.address.checked_add(piece.len).is_some_and(|end| end <= mapping.len() as u64);
     if !far.iter().all(inside) {
         return false;
@@ -35,7 +35,7 @@ pub(super) fn read(mapping: &Mapping, far: &[RemoteIoVec], target: &WriteAccess<
             // SAFETY: the source lies in the mapping, as was checked, and the target in memory that the access keeps valid for
             // writes, and exclusive. The peer may write the source meanwhile: any bytes are valid, and if it withdrew the loan,
             // they are discarded.
-            unsafe { std::ptr::copy_nonoverlapping(from, to.iov_base.cast::<u8>(), len) };
+            unsafe { path.copy(from, to.iov_base.cast::<u8>(), len) };
             address += len;
             left -= len;
             to.iov_base = to.iov_base.wrapping_byte_add(len);

@@ -23,7 +23,7 @@ use super::loans::{Lingering, Loans};
 use super::segment::{CLOSED, SLOTS, see};
 use super::sys::{self, MAX_PIECES, RemoteIoVec};
 use crate::memory::{
-    ReadAccess, Slice, WriteAccess,
+    CopyPath, ReadAccess, Slice, WriteAccess,
     shared::{Block, Mapping},
 };
 use crate::sync::atomic::{Ordering, fence};
@@ -542,10 +542,11 @@ impl ShmInbox {
     /// Copies up to `budget` bytes of the first payload that has a loan.
     fn step(&mut self, connection: &Connection, budget: usize) -> io::Result<()> {
         let Some(payload) = self.payloads.iter_mut().find(|payload| !payload.parts.is_empty()) else { return Ok(()) };
+        let path = CopyPath::for_transfer(payload.receive_target.total);
         let Some(part) = payload.parts.front_mut() else { return Ok(()) };
         let finished = match &payload.receive_target.memory {
             Some(target) if payload.status == PayloadStatus::Whole => {
-                match part.copy(connection, &self.blocks, target, payload.done, budget)? {
+                match part.copy(connection, &self.blocks, (target, payload.done, path), budget)? {
                     PartCopy::Bytes(n) => {
                         payload.done += n;
                         part.pieces.is_empty()
@@ -669,8 +670,7 @@ impl ExportedPart {
         &mut self,
         connection: &Connection,
         blocks: &HashMap<u64, Mapping>,
-        target: &Slice,
-        skip: usize,
+        (target, skip, path): (&Slice, usize, CopyPath),
         budget: usize,
     ) -> io::Result<PartCopy> {
         let Some(access) = target.write_access() else { return Ok(PartCopy::Failed(PayloadStatus::TargetGone)) };
@@ -686,7 +686,7 @@ impl ExportedPart {
             read = match block {
                 0 if connection.reads => sys::read_process(connection.peer.pid, &far, &access, skip, connection.peer.nonce),
                 0 => Ok(false),
-                block => Ok(blocks.get(&block).is_some_and(|mapping| blocks::read(mapping, &far, &access, skip))),
+                block => Ok(blocks.get(&block).is_some_and(|mapping| blocks::read(mapping, &far, &access, skip, path))),
             };
             // Bytes count only if the loan was still granted after the read.
             fence(Ordering::SeqCst);

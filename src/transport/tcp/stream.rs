@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     fn end_of_empty_payload(mut data: &[u8], mut has_covered: bool) -> io::Result<Option<PayloadStatus>> {
-        let receive_target = ReceiveTarget { memory: None, len: 0 };
+        let receive_target = ReceiveTarget { memory: None, len: 0, total: 0 };
         let mut payload = TcpPayload { receive_target, got: 0, valid: true, sum: None, trailer: SmallVec::new() };
         payload.end(&mut data, &mut has_covered)
     }

@@ -192,6 +192,28 @@ fn engine_memory_is_exposed(net: &Net) {
     assert!(read_only.view() == pattern(1, 100_000));
 }
 
+/// Transfers of more than the processors' caches hold may be copied another way than short ones.
+fn long_transfers_move_each_byte(net: &Net) {
+    const LEN: usize = (17 << 20) + 5;
+    let pair = net.pair();
+    let filled = |first: usize| {
+        let mut bytes = vec![0u8; LEN];
+        bytes.chunks_mut(4099).enumerate().for_each(|(number, chunk)| chunk.fill((first + number) as u8));
+        bytes
+    };
+    let mut buffer = pair.server.alloc(LEN);
+    buffer.copy_from_slice(&filled(1));
+    let exposed = pair.server.expose(buffer, BulkMode::ReadWrite).unwrap();
+    assert!(pulled(&pair, exposed.bulk()) == filled(1));
+    // At other places of a page, and of a cache line.
+    let mut bytes = vec![0u8; LEN];
+    let part = exposed.bulk().slice(3, LEN - 10).unwrap();
+    assert_eq!(part.on(&pair.to_server).pull_into(&mut bytes[5..]).unwrap(), LEN - 10);
+    assert!(bytes[5..LEN - 5] == filled(1)[3..LEN - 7] && bytes[..5] == [0; 5] && bytes[LEN - 5..] == [0; 5]);
+    push(&pair, exposed.bulk(), &filled(2));
+    assert!(*exposed.reclaim() == *filled(2));
+}
+
 fn pooled_buffers_return_to_their_pool(net: &Net) {
     let pair = net.pair();
     let pool: BufferPool = pair.server.buffer_pool(4096, 2);
@@ -284,6 +306,7 @@ suite![
     exposed_texts_are_viewed,
     shared_and_static_slices_are_exposed,
     engine_memory_is_exposed,
+    long_transfers_move_each_byte,
     pooled_buffers_return_to_their_pool,
     tuples_form_one_address_space,
     segments_form_one_address_space,

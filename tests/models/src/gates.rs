@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use crate::memory::{CopyOutcome, Region, Slice, copy};
+use crate::memory::{CopyOutcome, CopyPath, Region, Slice, copy};
 use crate::model;
 use crate::watched::Watched;
 
@@ -73,8 +73,8 @@ pub(crate) fn copies_in_both_directions_do_not_deadlock() {
         let [a, b] = regions;
         let (here, there) = (Slice::whole(&a), Slice::whole(&b));
         let back = (there.clone(), here.clone());
-        let other = thread::spawn(move || copy(&back.0, &back.1));
-        let copied = [copy(&here, &there), other.join().unwrap()];
+        let other = thread::spawn(move || copy(&back.0, &back.1, CopyPath::Cached));
+        let copied = [copy(&here, &there, CopyPath::Cached), other.join().unwrap()];
         assert_eq!(copied, [CopyOutcome::All; 2]);
         assert_eq!(*a.take_message(), *b.take_message());
     });

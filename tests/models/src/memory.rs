@@ -1,5 +1,7 @@
 //! Calomel's own regions, and shared blocks, of which there are none.
 
+#[path = "../../../src/memory/copying.rs"]
+mod copying;
 #[path = "../../../src/memory/loan.rs"]
 mod loan;
 #[path = "../../../src/memory/region.rs"]
@@ -43,6 +45,7 @@ mod message {
     pub(super) fn keep(_: MessageBuffer) {}
 }
 
+pub(crate) use copying::CopyPath;
 pub(crate) use loan::Loan;
 pub(crate) use region::{CopyOutcome, Operation, ReadAccess, Region, Slice, WriteAccess, copy};
 

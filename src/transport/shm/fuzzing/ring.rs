@@ -239,7 +239,7 @@ impl Sink for RingSink<'_> {
                     let len = (usize::from(u16::from_le_bytes([*low, *high])) * (1 + usize::from(how % 5))).min(LONGEST);
                     let piece = [usize::MAX, 1 << 12, 1000, 33][usize::from(how >> 4) % 4].max(len / 200);
                     let target = (how & 8 == 0).then(|| RingTarget::new(len, piece));
-                    let receive_target = ReceiveTarget { memory: target.as_ref().and_then(RingTarget::slice), len };
+                    let receive_target = ReceiveTarget { memory: target.as_ref().and_then(RingTarget::slice), len, total: len };
                     self.regions.extend(target);
                     self.announced += 1;
                     return Some(Consumed { used: used + 4, target: Some(receive_target) });

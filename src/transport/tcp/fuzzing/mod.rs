@@ -92,8 +92,8 @@ impl Sink for StreamSink {
             if let Some(announced) = announced(frame_bytes) {
                 let target = (!announced.nowhere).then(|| StreamTarget::new(&announced));
                 target.iter().filter(|_| announced.over).for_each(StreamTarget::withdraw);
-                let receive_target =
-                    ReceiveTarget { memory: target.as_ref().map(|target| target.slice.clone()), len: announced.len };
+                let (memory, len) = (target.as_ref().map(|target| target.slice.clone()), announced.len);
+                let receive_target = ReceiveTarget { memory, len, total: len };
                 self.targets.push(target);
                 return Some(Consumed { used, target: Some(receive_target) });
             }

@@ -47,7 +47,7 @@ impl Sink for Received {
     fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         self.frames.push(bytes[0]);
         let target = self.target.as_ref().map(Slice::whole);
-        Some(Consumed { used: bytes.len(), target: target.map(|target| ReceiveTarget { len: target.len, memory: Some(target) }) })
+        Some(Consumed { used: bytes.len(), target: target.map(|target| ReceiveTarget { len: target.len, total: target.len, memory: Some(target) }) })
     }
 
     fn payload_done(&mut self, _: LinkKey, status: PayloadStatus) {
@@ -225,12 +225,12 @@ mod sys {
 
 mod blocks {
     use super::sys::RemoteIoVec;
-    use crate::memory::{WriteAccess, shared::Mapping};
+    use crate::memory::{CopyPath, WriteAccess, shared::Mapping};
 
     pub(super) const MAX_BLOCKS: usize = 0;
     pub(super) const MAX_MAPPED: usize = 0;
 
-    pub(super) fn read(_: &Mapping, _: &[RemoteIoVec], _: &WriteAccess<'_>, _: usize) -> bool {
+    pub(super) fn read(_: &Mapping, _: &[RemoteIoVec], _: &WriteAccess<'_>, _: usize, _: CopyPath) -> bool {
         false
     }
 }

@@ -1,0 +1,90 @@
+//! Copies of bytes, through the caches or past them.
+
+use std::ptr::copy_nonoverlapping;
+
+/// How the bytes of a transfer are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopyPath {
+    /// As the C library does it.
+    Cached,
+    /// Past the caches: what is longer than they are would push itself out of them again, and each line would be read before it is
+    /// overwritten. For one copy from memory to memory; where two threads copy through a ring, each waits for one of the two
+    /// memories only, and this made it slower.
+    Streaming,
+}
+
+/// From this length on. Out of memory of `engine.alloc` 16 MiB were 1.3 to 1.7 times as fast, 256 MiB 1.5 times; within a process
+/// 16 MiB were as fast, and 256 MiB 1.2 to 1.3 times (two processors that share a cache of 32 MiB).
+const STREAM_FROM: usize = 16 << 20;
+
+impl CopyPath {
+    /// The path for the parts of a transfer of `total` bytes.
+    pub(crate) fn for_transfer(total: usize) -> CopyPath {
+        if total >= STREAM_FROM { CopyPath::Streaming } else { CopyPath::Cached }
+    }
+
+    /// Copies `len` bytes.
+    ///
+    /// # Safety
+    /// As for [`copy_nonoverlapping`].
+    pub(crate) unsafe fn copy(self, from: *const u8, to: *mut u8, len: usize) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as the caller promises; every processor of this kind has the instructions.
+            CopyPath::Streaming => unsafe { stream(from, to, len) },
+            // SAFETY: as the caller promises.
+            _ => unsafe { copy_nonoverlapping(from, to, len) },
+        }
+    }
+}
+
+/// Copies by stores that go past the caches, a line of 64 bytes at a time. Other threads that learn of the copy see it whole.
+///
+/// # Safety
+/// As for [`copy_nonoverlapping`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse2")]
+unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    const LINE: usize = 64;
+    const WORD: usize = size_of::<__m128i>();
+    let head = to.align_offset(LINE).min(len);
+    // SAFETY: `head` is no more than the caller's `len`.
+    unsafe { copy_nonoverlapping(from, to, head) };
+    let lines = (len - head) / LINE;
+    for at in (0..lines * LINE).step_by(WORD).map(|at| head + at) {
+        // SAFETY: `at` and a word behind it are within the caller's `len`, so they may be read.
+        let word = unsafe { _mm_loadu_si128(from.wrapping_add(at).cast()) };
+        // SAFETY: as above, for writing; the address is a multiple of 16 bytes, since `head` leads to one of 64.
+        unsafe { _mm_stream_si128(to.wrapping_add(at).cast(), word) };
+    }
+    // These stores take no part in the order of others, so what is stored next must not be seen before them.
+    _mm_sfence();
+    let done = head + lines * LINE;
+    // SAFETY: the rest of the caller's `len`.
+    unsafe { copy_nonoverlapping(from.wrapping_add(done), to.wrapping_add(done), len - done) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_copied_alike_on_both_paths_whatever_their_alignment() {
+        let source: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
+        for path in [CopyPath::Cached, CopyPath::Streaming] {
+            for (from, to) in [(0, 0), (1, 0), (0, 1), (5, 63), (17, 40)] {
+                for len in [0, 1, 15, 16, 63, 64, 65, 127, 128, 200, 900] {
+                    let mut target = vec![0xee; 1000];
+                    // SAFETY: both vectors are of 1,000 bytes, which offset and length do not exceed, and do not overlap.
+                    unsafe { path.copy(source.as_ptr().wrapping_add(from), target.as_mut_ptr().wrapping_add(to), len) };
+                    assert_eq!(target[to..to + len], source[from..from + len], "{path:?} {from} {to} {len}");
+                    assert!(
+                        target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 0xee),
+                        "{path:?} {from} {to} {len}"
+                    );
+                }
+            }
+        }
+    }
+}
