@@ -27,6 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::sync::{Mutex, RwLock, TimedMutex, TimedMutexGuard};
+use crossbeam_utils::atomic::AtomicCell;
 use serde::{Deserialize, Serialize};
 use slotmap::SecondaryMap;
 
@@ -183,7 +184,7 @@ pub(crate) struct Core {
     pacer: drive::PollPacer,
     polls: polls::Polls,
     /// Queues for the thread that drives, kept between drives.
-    pending: Mutex<Option<PendingOutputs>>,
+    pending: AtomicCell<Option<Box<PendingOutputs>>>,
     /// The protocol has frames to send that a thread has left for the driver. Changes under the protocol's lock only.
     unsent: AtomicBool,
     /// When the sleeping driver wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
@@ -264,7 +265,7 @@ impl Core {
             waker,
             pacer,
             polls: polls::Polls::default(),
-            pending: Mutex::default(),
+            pending: AtomicCell::default(),
             unsent: AtomicBool::new(false),
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),

@@ -67,11 +67,17 @@ pub(crate) struct ShmOptions {
 pub(crate) struct Shm {
     shared: Arc<ShmShared>,
     options: ShmOptions,
-    polled: Mutex<Vec<PolledShmLink>>,
-    /// The length of `polled`.
+    polled: Mutex<PolledShmLinks>,
+    /// The number of polled links.
     polled_count: AtomicUsize,
-    scratch: Mutex<Vec<u8>>,
     accept_retry: AcceptRetry,
+}
+
+/// What only the driver uses.
+struct PolledShmLinks {
+    links: Vec<PolledShmLink>,
+    /// Where frames are read to.
+    scratch: Vec<u8>,
 }
 
 struct PolledShmLink {
@@ -223,9 +229,8 @@ impl Shm {
                 nonce: Box::new(u64::from_ne_bytes(nonce)),
             }),
             options,
-            polled: Mutex::default(),
+            polled: Mutex::new(PolledShmLinks { links: Vec::new(), scratch: vec![0; connection::MAX_BODY] }),
             polled_count: AtomicUsize::new(0),
-            scratch: Mutex::new(vec![0; connection::MAX_BODY]),
             accept_retry: AcceptRetry::default(),
         })
     }
@@ -281,11 +286,11 @@ impl Shm {
     }
 
     fn activate(&self, link: &Arc<ShmLink>) {
-        let mut polled = self.polled.lock();
-        if !polled.iter().any(|entry| Arc::ptr_eq(&entry.link, link)) {
+        let PolledShmLinks { links, .. } = &mut *self.polled.lock();
+        if !links.iter().any(|entry| Arc::ptr_eq(&entry.link, link)) {
             link.awake();
-            polled.push(PolledShmLink { link: link.clone(), empty: 0 });
-            self.polled_count.store(polled.len(), Ordering::Relaxed);
+            links.push(PolledShmLink { link: link.clone(), empty: 0 });
+            self.polled_count.store(links.len(), Ordering::Relaxed);
         }
     }
 
@@ -395,19 +400,18 @@ impl TransportDriver for Shm {
         if self.polled_count.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        // Only the driver takes these locks, and the sink takes neither of them; user code runs after the poll.
-        let mut scratch = self.scratch.lock();
-        let mut polled = self.polled.lock();
-        let many = polled.len() > MAX_POLLED;
+        // Only the driver takes this lock, and the sink does not; user code runs after the poll.
+        let PolledShmLinks { links, scratch } = &mut *self.polled.lock();
+        let many = links.len() > MAX_POLLED;
         let mut any = false;
-        polled.retain_mut(|entry| {
-            let something = entry.link.turn(&mut scratch, sink);
+        links.retain_mut(|entry| {
+            let something = entry.link.turn(scratch, sink);
             any |= something;
             entry.empty = if something { 0 } else { entry.empty.saturating_add(1) };
             let idle = many && entry.empty > COOL_AFTER && entry.link.fall_asleep();
             !entry.link.is_closed() && !idle
         });
-        self.polled_count.store(polled.len(), Ordering::Relaxed);
+        self.polled_count.store(links.len(), Ordering::Relaxed);
         any
     }
 
@@ -436,25 +440,25 @@ impl TransportDriver for Shm {
     }
 
     fn park(&self) -> bool {
-        let mut polled = self.polled.lock();
+        let PolledShmLinks { links, .. } = &mut *self.polled.lock();
         if self.shared.has_scheduled.load(Ordering::SeqCst) {
             return false;
         }
-        if !polled.iter().all(|entry| entry.link.fall_asleep()) {
-            polled.iter().for_each(|entry| entry.link.awake());
+        if !links.iter().all(|entry| entry.link.fall_asleep()) {
+            links.iter().for_each(|entry| entry.link.awake());
             return false;
         }
-        polled.retain(|entry| entry.empty < COLD_AFTER);
-        self.polled_count.store(polled.len(), Ordering::Relaxed);
+        links.retain(|entry| entry.empty < COLD_AFTER);
+        self.polled_count.store(links.len(), Ordering::Relaxed);
         true
     }
 
     fn unpark(&self) {
-        self.polled.lock().iter().for_each(|entry| entry.link.awake());
+        self.polled.lock().links.iter().for_each(|entry| entry.link.awake());
     }
 
     #[cfg(test)]
     fn is_locked(&self) -> bool {
-        self.polled.is_held() || self.scratch.is_held()
+        self.polled.is_held()
     }
 }
