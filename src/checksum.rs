@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn checksums_of_all_lengths_are_those_of_the_crate() {
-        let bytes: Vec<u8> = (0..400u32).map(|i| (i * i >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..400u32).map(|i| ((i * i) >> 3) as u8).collect();
         for begin in 0..9 {
             for end in begin..bytes.len() {
                 assert_eq!(crc32c(&bytes[begin..end]), crc32c::crc32c(&bytes[begin..end]), "{begin}..{end}");
