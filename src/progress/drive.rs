@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::Core;
 use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
+use super::polls::HOLD;
 use super::processor;
 use super::steps::{CoreSink, Outputs, PendingOutputs, collect};
 use super::workers::{self, Job};
@@ -411,6 +412,8 @@ impl Core {
             // It may well end before the reactor is polled below.
             self.poll_reactor_if_due(pacer.clock.load(Ordering::Relaxed), &mut pending, jobs);
         }
+        // Whether calls that may wait for more are held, once there are any; and since when.
+        let (mut holds, began) = (None, pacer.clock.load(Ordering::Relaxed));
         // After a yield: whether it came after a long time without events.
         let mut yielded = None;
         // The last poll found nothing; another thread has run on this processor since.
@@ -420,8 +423,9 @@ impl Core {
             for transport in &self.transports {
                 any |= transport.poll(&mut CoreSink { core: self, pending: &mut pending });
             }
-            // Tasks that are woken may have more to send.
-            let sends_later = any && goal.until_event;
+            // Tasks that are woken may have more to send, and an answer may come soon that wakes others.
+            let may_hold = goal.until_event && self.unsent_may_wait.load(Ordering::Relaxed);
+            let sends_later = goal.until_event && any || may_hold && *holds.get_or_insert_with(|| self.polls.begins_hold());
             if !sends_later && self.unsent.load(Ordering::Relaxed) {
                 any = true;
                 self.send_unsent(jobs);
@@ -431,6 +435,9 @@ impl Core {
             }
             if any {
                 pacer.found.store(true, Ordering::Relaxed);
+                if holds == Some(true) {
+                    self.polls.hold_ended(true);
+                }
                 // Only the progress thread moves.
                 if in_vain && goal.progress {
                     pacer.note_crowded(switched);
@@ -467,6 +474,11 @@ impl Core {
             left = pace;
             if self.poll_reactor_if_due(now_ns, &mut pending, jobs) {
                 left = 1;
+                continue;
+            }
+            if holds == Some(true) && now_ns.saturating_sub(began) >= HOLD.as_nanos() as u64 {
+                self.polls.hold_ended(false);
+                (holds, left) = (Some(false), 1);
                 continue;
             }
             if goal.deadline.is_some_and(|deadline| now >= deadline) {

@@ -187,6 +187,8 @@ pub(crate) struct Core {
     pending: AtomicCell<Option<Box<PendingOutputs>>>,
     /// The protocol has frames to send that a thread has left for the driver. Changes under the protocol's lock only.
     unsent: AtomicBool,
+    /// What is unsent are calls that may wait for more. Changes with `unsent`.
+    unsent_may_wait: AtomicBool,
     /// When the sleeping driver wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,
     start: Instant,
@@ -267,6 +269,7 @@ impl Core {
             polls: polls::Polls::default(),
             pending: AtomicCell::default(),
             unsent: AtomicBool::new(false),
+            unsent_may_wait: AtomicBool::new(false),
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),
             timers: Mutex::default(),

@@ -32,8 +32,11 @@ const CROWDED_POLLS: u32 = 32;
 const TURN_OPERATIONS: u32 = 32;
 const TURN: Duration = Duration::from_millis(1);
 const BREAK: Duration = Duration::from_micros(50);
-/// After operations that have led in vain, up to two to the power of this many do not lead.
+/// After operations that have led in vain, or calls that were held in vain, up to two to the power of this many do not lead, or are
+/// not held.
 const MOST_MISSES: u32 = 6;
+/// How long calls that may wait for more are held, while the answers to others may come.
+pub(super) const HOLD: Duration = Duration::from_micros(10);
 /// A leader that has not been polled during so many polls of others is gone.
 const LEADER_LOST: u32 = 1024;
 
@@ -50,11 +53,38 @@ pub(super) struct Polls {
     /// When the turn began, on the clock of the pacer, and how many operations have led in it.
     turn: AtomicU64,
     turn_operations: AtomicU32,
-    /// How many operations have led in vain since the last one that did not, and how many more are not to lead.
-    misses: AtomicU32,
-    skip: AtomicU32,
+    /// Of operations that lead.
+    leading: Misses,
+    /// Of calls that are held.
+    holding: Misses,
     /// A leader has held the driver lock in such a way that no thread holds it between polls.
     leaves_lock_free: AtomicBool,
+}
+
+/// What was done in vain since it last was not, and how many times it is not to be done again.
+#[derive(Default)]
+struct Misses {
+    count: AtomicU32,
+    skip: AtomicU32,
+}
+
+impl Misses {
+    /// It was of use, or was not.
+    fn note(&self, of_use: bool) {
+        if of_use {
+            return self.count.store(0, Ordering::Relaxed);
+        }
+        let count = (self.count.load(Ordering::Relaxed) + 1).min(MOST_MISSES);
+        self.count.store(count, Ordering::Relaxed);
+        self.skip.store((1 << count) - 1, Ordering::Relaxed);
+    }
+
+    /// True when it is not to be done this time.
+    fn skips(&self) -> bool {
+        let skips = self.skip.load(Ordering::Relaxed);
+        self.skip.store(skips.saturating_sub(1), Ordering::Relaxed);
+        skips > 0
+    }
 }
 
 fn address(operation: &Completion) -> usize {
@@ -71,25 +101,16 @@ impl Polls {
             return false;
         }
         let mut polls = operation.polls.fetch_add(1, Ordering::Relaxed);
-        if polls == 0 && (self.skips() || self.is_break(clock)) {
+        if polls == 0 && (self.leading.skips() || self.is_break(clock)) {
             polls = LEADING_POLLS + 1;
             operation.polls.store(polls, Ordering::Relaxed);
         } else if polls == LEADING_POLLS {
-            let misses = (self.misses.load(Ordering::Relaxed) + 1).min(MOST_MISSES);
-            self.misses.store(misses, Ordering::Relaxed);
-            self.skip.store((1 << misses) - 1, Ordering::Relaxed);
+            self.leading.note(false);
         }
         let leads = polls < LEADING_POLLS;
         self.leader.store(if leads { address(operation) } else { 0 }, Ordering::Relaxed);
         self.led_at.store(count, Ordering::Relaxed);
         leads
-    }
-
-    /// Operations have led in vain, and this one does not lead.
-    fn skips(&self) -> bool {
-        let skips = self.skip.load(Ordering::Relaxed);
-        self.skip.store(skips.saturating_sub(1), Ordering::Relaxed);
-        skips > 0
     }
 
     /// One more operation is to lead; true when it must not, as others have for long enough.
@@ -118,6 +139,16 @@ impl Polls {
     /// Whether the progress thread has to look for a free lock often.
     pub(super) fn take_leaves_lock_free(&self) -> bool {
         self.leaves_lock_free.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether calls that may wait for more are held now. To be followed by `hold_ended`, where it is known how it ended.
+    pub(super) fn begins_hold(&self) -> bool {
+        !self.holding.skips()
+    }
+
+    /// An event came while calls were held, or none did.
+    pub(super) fn hold_ended(&self, by_event: bool) {
+        self.holding.note(by_event);
     }
 
     fn has_leader(&self) -> bool {
@@ -162,7 +193,7 @@ impl Core {
 
     fn ended(&self, operation: &Completion) -> bool {
         if self.polls.resign(operation) {
-            self.polls.misses.store(0, Ordering::Relaxed);
+            self.polls.leading.note(true);
         }
         true
     }

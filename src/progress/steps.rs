@@ -128,7 +128,7 @@ impl Core {
             let mut proto = self.proto.lock();
             let result = step(&mut proto);
             if CORKED.get() == Some(self.identity()) {
-                self.leave_unsent();
+                self.leave_unsent(false);
             } else {
                 collect(self, &mut proto, &mut outputs);
             }
@@ -157,7 +157,7 @@ impl Core {
             left = proto.may_send_later() && !corked;
             if left || corked {
                 proto.poll_unsent(&mut outputs.queue);
-                self.leave_unsent();
+                self.leave_unsent(left);
             } else {
                 collect(self, &mut proto, &mut outputs);
             }
@@ -189,7 +189,7 @@ impl Core {
             let mut proto = self.proto.lock();
             step(&mut proto);
             proto.poll_unsent(&mut outputs.queue);
-            self.leave_unsent();
+            self.leave_unsent(false);
         }
         self.execute_outputs(outputs, None);
         if self.driver_lock.is_parked() {
@@ -199,9 +199,12 @@ impl Core {
         self.check_alarm();
     }
 
-    /// Leaves the protocol's frames for the driver to send. Called under the protocol's lock.
-    fn leave_unsent(&self) {
-        if !self.unsent.load(Ordering::Relaxed) {
+    /// Leaves the protocol's frames for the driver to send; `may_wait`: they are of calls that may wait for more. Called under the
+    /// protocol's lock.
+    fn leave_unsent(&self, may_wait: bool) {
+        let more = self.unsent.load(Ordering::Relaxed);
+        self.unsent_may_wait.store(may_wait && (!more || self.unsent_may_wait.load(Ordering::Relaxed)), Ordering::Relaxed);
+        if !more {
             self.unsent.store(true, Ordering::SeqCst);
         }
     }
@@ -484,7 +487,7 @@ impl Core {
                         {
                             let mut proto = self.proto.lock();
                             proto.handle_sent(link, buffer, false);
-                            self.leave_unsent();
+                            self.leave_unsent(false);
                         }
                         if self.driver_lock.is_parked() {
                             self.ring();
