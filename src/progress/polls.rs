@@ -250,3 +250,52 @@ impl Core {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::Context;
+
+    use super::*;
+    use crate::{Engine, Request, Result};
+
+    #[test]
+    fn calls_that_may_wait_for_others_are_held_for_a_moment() -> Result<()> {
+        let server = Engine::server("loop://")?;
+        server.define("echo", |_: &Request, n: u64| n)?;
+        let client = Engine::client("loop")?;
+        let echo = client.procedure::<u64, u64>("echo").on(client.lookup(server.address())?);
+        echo.call(&0)?;
+        let (core, far) = (client.by_hand(), server.by_hand());
+        if core.spin.is_none() {
+            // With one processor, futures do not drive.
+            return Ok(());
+        }
+        // The first seven are sent at once; with fourteen, half of them would wait, and they would be sent.
+        let mut pending: Vec<_> = (0..13).map(|n| echo.start(&n)).collect::<Result<_>>()?;
+        let is_held = || core.unsent.load(Ordering::Relaxed);
+        let mut context = Context::from_waker(Waker::noop());
+        let mut poll = || Pin::new(&mut pending[0]).poll(&mut context).is_ready();
+        assert!(is_held() && !poll() && is_held(), "other tasks have not been polled yet");
+        assert!(!poll() && !is_held(), "they are held for as long as a poll drives");
+        assert_eq!(core.polls.holding.count.load(Ordering::Relaxed), 1, "no answer came meanwhile");
+        while !poll() {
+            far.turn(false);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_done_in_vain_is_done_ever_more_rarely_until_it_is_of_use() {
+        let misses = Misses::default();
+        let skipped = || (0..).take_while(|_| misses.skips()).count();
+        for expected in [1, 3, 7, 15, 31, 63, 63] {
+            misses.note(false);
+            assert_eq!(skipped(), expected);
+        }
+        misses.note(true);
+        assert_eq!(skipped(), 0);
+        misses.note(false);
+        assert_eq!(skipped(), 1);
+    }
+}
