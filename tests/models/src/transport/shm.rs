@@ -47,7 +47,10 @@ impl Sink for Received {
     fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         self.frames.push(bytes[0]);
         let target = self.target.as_ref().map(Slice::whole);
-        Some(Consumed { used: bytes.len(), target: target.map(|target| ReceiveTarget { len: target.len, total: target.len, memory: Some(target) }) })
+        Some(Consumed {
+            used: bytes.len(),
+            target: target.map(|target| ReceiveTarget { len: target.len, total: target.len, memory: Some(target) }),
+        })
     }
 
     fn payload_done(&mut self, _: LinkKey, status: PayloadStatus) {
