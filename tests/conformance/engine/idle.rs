@@ -66,7 +66,8 @@ fn idle_connection_is_closed_and_made_again(net: &Net) {
         wait_until_closed(&[&pair.client, &pair.server]);
         assert!(!pair.to_server.is_connected() && pair.to_server.transport().is_none());
         bulk.on(&pair.to_server).pull_into(&mut copy).unwrap();
-        assert!(copy == pattern(1, 3 << 20) && pair.to_server.transport().is_some());
+        // That there is a connection again is counted below: on a slow machine it is closed by now.
+        assert!(copy == pattern(1, 3 << 20));
         wait_until_closed(&[&pair.client, &pair.server]);
         bulk.on(&pair.to_server).push_from(&copy).unwrap();
         wait_until_closed(&[&pair.client, &pair.server]);
