@@ -59,7 +59,11 @@ unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
         unsafe { _mm_stream_si128(to.wrapping_add(at).cast(), word) };
     }
     // These stores take no part in the order of others, so what is stored next must not be seen before them.
-    _mm_sfence();
+    #[allow(unused_unsafe, reason = "it is safe from Rust 1.89 on")]
+    // SAFETY: it accesses no memory.
+    unsafe {
+        _mm_sfence();
+    }
     let done = head + lines * LINE;
     // SAFETY: the rest of the caller's `len`.
     unsafe { copy_nonoverlapping(from.wrapping_add(done), to.wrapping_add(done), len - done) };
