@@ -46,12 +46,14 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
     };
     let any = !completions.is_empty();
     for Completion { label, is_send, buffer, result } in completions {
-        let (Label::Payload { link, number } | Label::Rma { link, number }) = label else { continue };
+        let (Label::Payload { link, .. } | Label::Rma { link, .. } | Label::Slot { link, .. }) = label else { continue };
         let Some(link) = shared.link(link) else { continue };
         match label {
-            Label::Rma { .. } => link.rma_part_done(number, result.map(drop), sink),
-            _ if is_send => link.payload_sent(result.map(drop), sink),
-            _ => link.payload_received(number, result, buffer, sink),
+            Label::Rma { number, .. } => link.rma_part_done(number, result.map(drop), sink),
+            Label::Slot { slot, .. } => link.slot_filled(slot, result, buffer, sink),
+            Label::Payload { .. } if is_send => link.payload_sent(result.map(drop), sink),
+            Label::Payload { number, .. } => link.payload_received(number, result, buffer, sink),
+            Label::Message | Label::Sent { .. } => {}
         }
     }
     any
@@ -81,17 +83,17 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
             }
             port.message_received(buffer);
         }
-        (Label::Payload { .. } | Label::Rma { .. } | Label::Sent { .. }, _) => {}
+        (Label::Payload { .. } | Label::Slot { .. } | Label::Rma { .. } | Label::Sent { .. }, _) => {}
     }
 }
 
 /// A stranger can send anything: what belongs to no link is dropped.
 fn message(shared: &Arc<OfiShared>, port: &Arc<Port>, message: &[u8], sink: &mut dyn Sink) {
     match wire::decode(message) {
-        Ok((_, OfiContent::Hello(content))) => hello(shared, port, content, sink),
-        Ok((header, content)) => {
+        Ok((_, OfiContent::Hello(content), _)) => hello(shared, port, content, sink),
+        Ok((header, content, further)) => {
             if let Some(link) = shared.link(header.to).filter(|link| link.is_of(port)) {
-                link.message(header, content, sink);
+                link.message(header, content, further, sink);
             }
         }
         Err(error) => {

@@ -42,7 +42,7 @@ use crate::memory::Region;
 use crate::sync::{Mutex, RwLock};
 use crate::{Address, Error, Result, Transport};
 use bulk::{BulkEndpoint, BulkOwner};
-use limits::{LINGER, MOST_SEGMENTS};
+use limits::{LINGER, MOST_POLLS, MOST_SEGMENTS};
 use link::OfiLink;
 use port::{PeerName, Port};
 use self_test::RmaLimits;
@@ -79,6 +79,9 @@ struct OfiShared {
     watch: Mutex<Watch>,
     /// Links that have failed where it could not be reported.
     scheduled: Mutex<Vec<Arc<OfiLink>>>,
+    /// Links whose messages wait for the end of the driver's pass, or for company; and how often it has polled since.
+    held: Mutex<Vec<Arc<OfiLink>>>,
+    polls_since: AtomicU32,
     /// Links that wait for a time, and the next time.
     timed: Mutex<Vec<Arc<OfiLink>>>,
     alarm: Mutex<Option<Instant>>,
@@ -350,6 +353,8 @@ impl Ofi {
                 bulks: Mutex::default(),
                 watch: Mutex::default(),
                 scheduled: Mutex::default(),
+                held: Mutex::default(),
+                polls_since: AtomicU32::new(0),
                 timed: Mutex::default(),
                 alarm: Mutex::default(),
                 has_alarm: AtomicBool::new(false),
@@ -373,6 +378,17 @@ impl Ofi {
             link.report_pending_failure(sink);
         }
         true
+    }
+
+    /// Has the links send what they have gathered.
+    fn release_held(&self, long_enough: bool) {
+        let mut held = std::mem::take(&mut *self.shared.held.lock());
+        held.retain(|link| !link.release_held(long_enough));
+        if held.is_empty() {
+            self.shared.polls_since.store(0, Ordering::Relaxed);
+        } else {
+            self.shared.held.lock().extend(held);
+        }
     }
 
     /// Calls the links whose time has come.
@@ -498,6 +514,8 @@ impl TransportDriver for Ofi {
         }
         // After what has arrived, which may be the last messages of a peer that has ended.
         self.run_timers(sink);
+        let polls = self.shared.polls_since.fetch_add(1, Ordering::Relaxed);
+        self.release_held(polls >= MOST_POLLS);
         any
     }
 
@@ -545,6 +563,7 @@ impl TransportDriver for Ofi {
     }
 
     fn park(&self) -> bool {
+        self.release_held(true);
         self.shared.parked.store(true, Ordering::SeqCst);
         let bulks = self.shared.bulks.lock().clone();
         let quiet =
@@ -582,6 +601,7 @@ impl Drop for Ofi {
         }
         self.shared.timed.lock().clear();
         self.shared.scheduled.lock().clear();
+        self.shared.held.lock().clear();
         self.shared.watch.lock().clear();
         ports.iter().for_each(|port| _ = port.station.close());
     }
