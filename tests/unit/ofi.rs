@@ -2,11 +2,13 @@
 
 #[path = "ofi/names.rs"]
 mod names;
+#[path = "ofi/payloads.rs"]
+mod payloads;
 #[path = "ofi/rma.rs"]
 mod rma;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -67,8 +69,12 @@ struct Raw {
 
 impl Raw {
     fn towards(engine: &Engine) -> Raw {
+        Raw::to(engine.address().socket().unwrap())
+    }
+
+    fn to(socket: SocketAddr) -> Raw {
         let (station, poll) = station();
-        let to = station.av.insert(&EndpointName::of(engine.address().socket().unwrap())).unwrap();
+        let to = station.av.insert(&EndpointName::of(socket)).unwrap();
         for _ in 0..64 {
             station.endpoint.receive(vec![0; MESSAGE], 0, Label::Message).unwrap();
         }
@@ -78,14 +84,16 @@ impl Raw {
 
     fn send(&self, message: &[u8]) {
         let begin = Instant::now();
-        loop {
-            let posted = self.station.endpoint.send(self.to, message.to_vec(), 0, Label::Message).unwrap();
-            if matches!(posted, Posted::Begun) {
-                return;
-            }
+        while !self.try_send(message) {
             assert!(begin.elapsed() < BOUND, "the provider takes nothing");
-            self.station.collect().unwrap();
         }
+    }
+
+    /// False when the provider has no connection yet.
+    fn try_send(&self, message: &[u8]) -> bool {
+        let posted = self.station.endpoint.send(self.to, message.to_vec(), 0, Label::Message).unwrap();
+        self.station.collect().unwrap();
+        matches!(posted, Posted::Begun)
     }
 
     fn say(&self, header: OfiHeader, content: &OfiContent<'_>) {
@@ -246,6 +254,16 @@ fn link_whose_peer_breaks_the_rules_ends() {
             "a receive for nothing",
             OfiHeader { sequence: 0, to: 0, handled: 0 },
             OfiContent::Ready { number: 3, tag: 5, name: elsewhere.bytes() },
+        ),
+        (
+            "a payload at once without a frame",
+            OfiHeader { sequence: 0, to: 0, handled: 0 },
+            OfiContent::Eager { number: 3, len: 100, covered: false, slot: 0, bytes: b"" },
+        ),
+        (
+            "receives of another host",
+            OfiHeader { sequence: 0, to: 0, handled: 0 },
+            OfiContent::Slots { tag: 5, count: 4, name: elsewhere.bytes() },
         ),
         ("the arrival of nothing", OfiHeader { sequence: 0, to: 0, handled: 0 }, OfiContent::Taken { number: 3 }),
         ("bytes of no protocol", OfiHeader { sequence: 0, to: 0, handled: 0 }, OfiContent::Bytes(&[0xee; 200])),
