@@ -381,10 +381,10 @@ impl OfiLink {
 
     /// The driver's pass is over, or this link has waited long enough for more to say. False when it waits on.
     pub(super) fn release_held(&self, long_enough: bool) -> bool {
-        let released = self.out.lock().release(&self.port, long_enough);
         if self.is_closed() {
             return true;
         }
+        let released = self.out.lock().release(&self.port, long_enough);
         let sent = released.and_then(|released| self.send_eager().map(|()| released));
         let released = *sent.as_ref().unwrap_or(&true);
         self.check_sent(sent.map(drop));
@@ -606,7 +606,8 @@ impl Link for OfiLink {
         let lingers = {
             let mut out = self.out.lock();
             out.pending = None;
-            let said = self.is_connected() && out.send(&self.port, &OfiContent::Bye).and_then(|()| out.release(&self.port, true)).is_ok();
+            let said = self.is_connected()
+                && out.send(&self.port, &OfiContent::Bye).and_then(|()| out.release(&self.port, true)).is_ok();
             said && out.blocked_since().is_some()
         };
         let now = Instant::now();

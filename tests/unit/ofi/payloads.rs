@@ -295,7 +295,10 @@ fn payloads_come_at_once_before_or_after_their_announcement() {
     driven.send_payload(first + 2, vec![1; 500]);
     driven.poll_until("a payload that is not wanted", |driven| driven.heard.contains(&Heard::Taken(102)));
     let [.., source_gone, target_gone, unwanted] = driven.sink.done[..] else { panic!("{:?}", driven.sink.done) };
-    assert_eq!((source_gone, target_gone, unwanted), (PayloadStatus::SourceGone, PayloadStatus::TargetGone, PayloadStatus::Whole));
+    assert_eq!(
+        (source_gone, target_gone, unwanted),
+        (PayloadStatus::SourceGone, PayloadStatus::TargetGone, PayloadStatus::Whole)
+    );
     assert!(driven.sink.done[..13].iter().all(|status| *status == PayloadStatus::Whole));
     driven.finish();
 }

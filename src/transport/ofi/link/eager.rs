@@ -64,7 +64,8 @@ impl OfiLink {
         sink: &mut dyn Sink,
     ) -> io::Result<()> {
         let target = inbox.announced_target(number, len, covered)?;
-        let is_used = |payload: &ArrivingPayload| matches!(payload.state, PayloadState::Coming { slot: other, .. } if other == slot);
+        let is_used =
+            |payload: &ArrivingPayload| matches!(payload.state, PayloadState::Coming { slot: other, .. } if other == slot);
         if usize::from(slot) >= inbox.slots.all.len() || len > EAGER || inbox.payloads.iter().any(is_used) {
             return Err(broken("a payload to no receive"));
         }
@@ -102,7 +103,8 @@ impl OfiLink {
     /// Takes the payload out of a slot, if it has come, and is announced.
     fn settle_slot(&self, inbox: &mut OfiInbox, slot: u8, sink: &mut dyn Sink) -> io::Result<()> {
         let OfiInbox { payloads, slots, .. } = &mut *inbox;
-        let comes = |payload: &&mut ArrivingPayload| matches!(payload.state, PayloadState::Coming { slot: other, .. } if other == slot);
+        let comes =
+            |payload: &&mut ArrivingPayload| matches!(payload.state, PayloadState::Coming { slot: other, .. } if other == slot);
         let (Some(payload), Some(place)) = (payloads.iter_mut().find(comes), slots.all.get_mut(usize::from(slot))) else {
             return Ok(());
         };
