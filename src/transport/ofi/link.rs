@@ -549,7 +549,7 @@ impl Link for OfiLink {
             return Sent::Failed(io::Error::new(io::ErrorKind::NotConnected, "the link is closed"));
         }
         let mut sending = OfiSend::new(bytes, payload);
-        let written = {
+        let (written, waits) = {
             let mut out = self.out.lock();
             let written = self.write(&mut out, &mut sending);
             if let Ok(FrameProgress::Partly) = written {
@@ -558,8 +558,11 @@ impl Link for OfiLink {
                 self.check_sent(Ok(()));
                 return Sent::Later;
             }
-            written
+            (written, out.begins_to_wait())
         };
+        if waits {
+            self.shared.hold(self.me.upgrade());
+        }
         match written {
             Ok(written) => {
                 self.check_sent(self.send_eager());

@@ -113,6 +113,25 @@ impl OfiShared {
         self.wake();
     }
 
+    /// Has the driver call [`OfiLink::release_held`], or does it if the driver sleeps.
+    fn hold(&self, link: Option<Arc<OfiLink>>) {
+        self.held.lock().extend(link);
+        if self.parked.load(Ordering::SeqCst) {
+            self.release_held(true);
+        }
+    }
+
+    /// Has the links send what they have gathered.
+    fn release_held(&self, long_enough: bool) {
+        let mut held = std::mem::take(&mut *self.held.lock());
+        held.retain(|link| !link.release_held(long_enough));
+        if held.is_empty() {
+            self.polls_since.store(0, Ordering::Relaxed);
+        } else {
+            self.held.lock().extend(held);
+        }
+    }
+
     /// Has [`OfiLink::on_timer`] called at this time, for `link` and for those that were added before.
     fn set_timer(&self, link: Option<Arc<OfiLink>>, at: Instant) {
         if let Some(link) = link {
@@ -380,17 +399,6 @@ impl Ofi {
         true
     }
 
-    /// Has the links send what they have gathered.
-    fn release_held(&self, long_enough: bool) {
-        let mut held = std::mem::take(&mut *self.shared.held.lock());
-        held.retain(|link| !link.release_held(long_enough));
-        if held.is_empty() {
-            self.shared.polls_since.store(0, Ordering::Relaxed);
-        } else {
-            self.shared.held.lock().extend(held);
-        }
-    }
-
     /// Calls the links whose time has come.
     fn run_timers(&self, sink: &mut dyn Sink) {
         if !self.shared.has_alarm.load(Ordering::Acquire) {
@@ -515,7 +523,7 @@ impl TransportDriver for Ofi {
         // After what has arrived, which may be the last messages of a peer that has ended.
         self.run_timers(sink);
         let polls = self.shared.polls_since.fetch_add(1, Ordering::Relaxed);
-        self.release_held(polls >= MOST_POLLS);
+        self.shared.release_held(polls >= MOST_POLLS);
         any
     }
 
@@ -563,12 +571,13 @@ impl TransportDriver for Ofi {
     }
 
     fn park(&self) -> bool {
-        self.release_held(true);
+        self.shared.release_held(true);
         self.shared.parked.store(true, Ordering::SeqCst);
         let bulks = self.shared.bulks.lock().clone();
         let quiet =
             self.shared.all_ports().iter().all(|port| port.station.park()) && bulks.iter().all(|bulk| bulk.station.park());
-        quiet && !self.shared.pending_flags.load(Ordering::SeqCst)
+        // What began to wait before it was parked.
+        quiet && self.shared.held.lock().is_empty() && !self.shared.pending_flags.load(Ordering::SeqCst)
     }
 
     fn unpark(&self) {

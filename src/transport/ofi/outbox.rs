@@ -66,6 +66,8 @@ pub(super) struct OfiOutbox {
     gathered_last: bool,
     /// It has something that does not wait for company; and how many reports of payloads that have arrived.
     gathered_urgent: bool,
+    /// What is added now waits for company.
+    patient: bool,
     gathered_taken: usize,
     /// The driver posts it at the end of its pass, when the link has nothing more to say.
     held: bool,
@@ -112,6 +114,7 @@ impl OfiOutbox {
             gathered_credited: false,
             gathered_last: false,
             gathered_urgent: false,
+            patient: false,
             gathered_taken: 0,
             held: false,
             listed: false,
@@ -186,7 +189,7 @@ impl OfiOutbox {
     /// Ends `hold`, and posts what was gathered. False when that waits for company, unless it has waited long enough.
     pub(super) fn release(&mut self, port: &Port, long_enough: bool) -> io::Result<bool> {
         self.held = false;
-        if !long_enough && !self.gathered_urgent && (1..TAKEN_AT_ONCE).contains(&self.gathered_taken) {
+        if !long_enough && self.is_patient() {
             return Ok(false);
         }
         self.listed = false;
@@ -194,9 +197,14 @@ impl OfiOutbox {
         Ok(true)
     }
 
-    /// Posts what was gathered, unless the driver does that later.
-    fn post_unless_held(&mut self, port: &Port) -> io::Result<()> {
-        if self.held { Ok(()) } else { self.post_gathered(port) }
+    /// What was gathered waits for company.
+    fn is_patient(&self) -> bool {
+        !self.gathered.is_empty() && !self.gathered_urgent && self.gathered_taken < TAKEN_AT_ONCE
+    }
+
+    /// Something waits, and the driver is to be told.
+    pub(super) fn begins_to_wait(&mut self) -> bool {
+        !self.held && !self.gathered.is_empty() && !std::mem::replace(&mut self.listed, true)
     }
 
     /// True when nothing waits for room at the provider.
@@ -221,7 +229,7 @@ impl OfiOutbox {
     /// them than it reads.
     pub(super) fn send(&mut self, port: &Port, content: &OfiContent<'_>) -> io::Result<()> {
         self.gather(port, content)?;
-        self.post_unless_held(port)
+        if self.held { Ok(()) } else { self.post_gathered(port) }
     }
 
     /// Adds to the message that is being made, or posts that and begins another. False when there is no credit for it.
@@ -244,7 +252,7 @@ impl OfiOutbox {
         self.gathered_last |= matches!(content, OfiContent::Bye);
         match content {
             OfiContent::Taken { .. } => self.gathered_taken += 1,
-            _ => self.gathered_urgent = true,
+            _ => self.gathered_urgent |= !self.patient,
         }
         Ok(true)
     }
@@ -334,9 +342,14 @@ impl OfiOutbox {
         covered: bool,
         name: impl FnOnce() -> io::Result<Vec<u8>>,
     ) -> io::Result<FrameProgress> {
-        let progress = self.gather_frame(port, sending, covered, name)?;
-        self.post_unless_held(port)?;
-        Ok(progress)
+        // With all slots in use, the peer is about to say that one is free, and the frame goes with the payload that is sent then.
+        self.patient = sending.payload.is_none() && !self.slots.is_empty() && self.slots.iter().all(Option::is_some);
+        let progress = self.gather_frame(port, sending, covered, name);
+        self.patient = false;
+        if !self.held && !self.is_patient() {
+            self.post_gathered(port)?;
+        }
+        progress
     }
 
     fn gather_frame(
