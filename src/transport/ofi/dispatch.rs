@@ -20,8 +20,8 @@ pub(super) fn poll(shared: &Arc<OfiShared>, port: &Arc<Port>, sink: &mut dyn Sin
     match port.station.take_completions() {
         Ok(completions) => {
             port.replenish();
-            let any = !completions.is_empty();
-            completions.into_iter().for_each(|completion| handle(shared, port, completion, sink));
+            let (any, several) = (!completions.is_empty(), completions.len() > 1);
+            completions.into_iter().for_each(|completion| handle(shared, port, completion, several, sink));
             any
         }
         Err(error) => {
@@ -59,7 +59,8 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
     any
 }
 
-fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sink: &mut dyn Sink) {
+/// `several`: there are others in this pass.
+fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, several: bool, sink: &mut dyn Sink) {
     let Completion { label, is_send, buffer, result } = completion;
     match (label, is_send) {
         (Label::Message | Label::Sent { .. }, true) => {
@@ -75,7 +76,7 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
         (Label::Message, false) => {
             let Some(buffer) = buffer else { return };
             match result {
-                Ok(len) => message(shared, port, &buffer[..len.min(buffer.len())], sink),
+                Ok(len) => message(shared, port, &buffer[..len.min(buffer.len())], several, sink),
                 // Also one that is cancelled, when a connection ends in the middle of its message: it is posted again like others.
                 Err(error) => {
                     defer(move || tracing::debug!(target: "calomel::ofi", %error, "a message was not received"));
@@ -88,11 +89,14 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
 }
 
 /// A stranger can send anything: what belongs to no link is dropped.
-fn message(shared: &Arc<OfiShared>, port: &Arc<Port>, message: &[u8], sink: &mut dyn Sink) {
+fn message(shared: &Arc<OfiShared>, port: &Arc<Port>, message: &[u8], several: bool, sink: &mut dyn Sink) {
     match wire::decode(message) {
         Ok((_, OfiContent::Hello(content), _)) => hello(shared, port, content, sink),
         Ok((header, content, further)) => {
             if let Some(link) = shared.link(header.to).filter(|link| link.is_of(port)) {
+                if several || !further.is_empty() || link.has_bulk() {
+                    link.hold();
+                }
                 link.message(header, content, further, sink);
             }
         }

@@ -324,12 +324,17 @@ impl OfiLink {
         further: FurtherParts<'_>,
         sink: &mut dyn Sink,
     ) -> io::Result<()> {
-        self.hold();
-        let mut credited = false;
+        let mut credited = first.is_credited();
         {
             let mut inbox = self.inbox.lock();
             inbox.check_sequence(header.sequence)?;
-            self.out.lock().take_handled(header.handled)?;
+            {
+                let mut out = self.out.lock();
+                out.take_handled(header.handled)?;
+                if credited {
+                    out.check_credit()?;
+                }
+            }
             for part in std::iter::once(Ok(first)).chain(further) {
                 let part = part?;
                 if part.is_credited() && !credited {
@@ -343,7 +348,8 @@ impl OfiLink {
             }
         }
         if credited {
-            self.out.lock().count_handled();
+            let sent = self.out.lock().count_handled(&self.port);
+            self.check_sent(sent);
         }
         self.resume(sink)
     }
@@ -373,10 +379,15 @@ impl OfiLink {
     }
 
     /// What it sends from now on waits for the end of the driver's pass, and goes out together.
-    fn hold(&self) {
+    pub(super) fn hold(&self) {
         if self.out.lock().hold() {
-            self.shared.held.lock().extend(self.me.upgrade());
+            self.shared.add_held(self.me.upgrade());
         }
+    }
+
+    /// It has sent or received a large payload.
+    pub(super) fn has_bulk(&self) -> bool {
+        self.bulk.lock().is_some()
     }
 
     /// The driver's pass is over, or this link has waited long enough for more to say. False when it waits on.

@@ -81,6 +81,8 @@ struct OfiShared {
     scheduled: Mutex<Vec<Arc<OfiLink>>>,
     /// Links whose messages wait for the end of the driver's pass, or for company; and how often it has polled since.
     held: Mutex<Vec<Arc<OfiLink>>>,
+    /// `held` is not empty.
+    has_held: AtomicBool,
     polls_since: AtomicU32,
     /// Links that wait for a time, and the next time.
     timed: Mutex<Vec<Arc<OfiLink>>>,
@@ -113,9 +115,16 @@ impl OfiShared {
         self.wake();
     }
 
-    /// Has the driver call [`OfiLink::release_held`], or does it if the driver sleeps.
+    /// Has the driver call [`OfiLink::release_held`].
+    fn add_held(&self, link: Option<Arc<OfiLink>>) {
+        let mut held = self.held.lock();
+        held.extend(link);
+        self.has_held.store(true, Ordering::Release);
+    }
+
+    /// As `add_held`, or does it if the driver sleeps.
     fn hold(&self, link: Option<Arc<OfiLink>>) {
-        self.held.lock().extend(link);
+        self.add_held(link);
         if self.parked.load(Ordering::SeqCst) {
             self.release_held(true);
         }
@@ -123,12 +132,19 @@ impl OfiShared {
 
     /// Has the links send what they have gathered.
     fn release_held(&self, long_enough: bool) {
-        let mut held = std::mem::take(&mut *self.held.lock());
+        if !self.has_held.load(Ordering::Acquire) {
+            return;
+        }
+        let mut held = {
+            let mut held = self.held.lock();
+            self.has_held.store(false, Ordering::Release);
+            std::mem::take(&mut *held)
+        };
         held.retain(|link| !link.release_held(long_enough));
         if held.is_empty() {
             self.polls_since.store(0, Ordering::Relaxed);
         } else {
-            self.held.lock().extend(held);
+            held.into_iter().for_each(|link| self.add_held(Some(link)));
         }
     }
 
@@ -373,6 +389,7 @@ impl Ofi {
                 watch: Mutex::default(),
                 scheduled: Mutex::default(),
                 held: Mutex::default(),
+                has_held: AtomicBool::new(false),
                 polls_since: AtomicU32::new(0),
                 timed: Mutex::default(),
                 alarm: Mutex::default(),
@@ -522,8 +539,10 @@ impl TransportDriver for Ofi {
         }
         // After what has arrived, which may be the last messages of a peer that has ended.
         self.run_timers(sink);
-        let polls = self.shared.polls_since.fetch_add(1, Ordering::Relaxed);
-        self.shared.release_held(polls >= MOST_POLLS);
+        if self.shared.has_held.load(Ordering::Acquire) {
+            let polls = self.shared.polls_since.fetch_add(1, Ordering::Relaxed);
+            self.shared.release_held(polls >= MOST_POLLS);
+        }
         any
     }
 

@@ -169,10 +169,11 @@ impl OfiOutbox {
         if under_way >= CREDITS { Err(broken("it sends more messages than it has credits for")) } else { Ok(()) }
     }
 
-    /// A message that takes a credit has been handled. `release` reports it, at the latest by a message of its own when half of
-    /// all credit is owed.
-    pub(super) fn count_handled(&mut self) {
+    /// A message that takes a credit has been handled. Reports that by a message of its own when it is due, and no other message
+    /// takes it along.
+    pub(super) fn count_handled(&mut self, port: &Port) -> io::Result<()> {
         self.handled = self.handled.wrapping_add(1);
+        if self.held { Ok(()) } else { self.post_gathered(port) }
     }
 
     /// Whether a further message that takes a credit may be sent.

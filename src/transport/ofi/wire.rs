@@ -365,6 +365,12 @@ fn parse(message: &[u8]) -> Option<(OfiHeader, OfiContent<'_>, FurtherParts<'_>)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FurtherParts<'a>(&'a [u8]);
 
+impl FurtherParts<'_> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl<'a> Iterator for FurtherParts<'a> {
     /// An error is the last item.
     type Item = io::Result<OfiContent<'a>>;
