@@ -2,11 +2,13 @@
 
 #[path = "ofi/names.rs"]
 mod names;
+#[path = "ofi/payloads.rs"]
+mod payloads;
 #[path = "ofi/rma.rs"]
 mod rma;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -67,8 +69,12 @@ struct Raw {
 
 impl Raw {
     fn towards(engine: &Engine) -> Raw {
+        Raw::to(engine.address().socket().unwrap())
+    }
+
+    fn to(socket: SocketAddr) -> Raw {
         let (station, poll) = station();
-        let to = station.av.insert(&EndpointName::of(engine.address().socket().unwrap())).unwrap();
+        let to = station.av.insert(&EndpointName::of(socket)).unwrap();
         for _ in 0..64 {
             station.endpoint.receive(vec![0; MESSAGE], 0, Label::Message).unwrap();
         }
@@ -78,14 +84,16 @@ impl Raw {
 
     fn send(&self, message: &[u8]) {
         let begin = Instant::now();
-        loop {
-            let posted = self.station.endpoint.send(self.to, message.to_vec(), 0, Label::Message).unwrap();
-            if matches!(posted, Posted::Begun) {
-                return;
-            }
+        while !self.try_send(message) {
             assert!(begin.elapsed() < BOUND, "the provider takes nothing");
-            self.station.collect().unwrap();
         }
+    }
+
+    /// False when the provider has no connection yet.
+    fn try_send(&self, message: &[u8]) -> bool {
+        let posted = self.station.endpoint.send(self.to, message.to_vec(), 0, Label::Message).unwrap();
+        self.station.collect().unwrap();
+        matches!(posted, Posted::Begun)
     }
 
     fn say(&self, header: OfiHeader, content: &OfiContent<'_>) {
@@ -119,7 +127,7 @@ impl Raw {
         self.say(OfiHeader { sequence: 0, to: 0, handled: 0 }, &OfiContent::Hello(self.hello()));
         let answer = self.hear(BOUND).expect("an answer");
         match wire::decode(&answer).unwrap() {
-            (header, OfiContent::Accept(accept)) => {
+            (header, OfiContent::Accept(accept), _) => {
                 assert_eq!(header.to, self.number);
                 accept.link
             }
@@ -128,13 +136,20 @@ impl Raw {
     }
 }
 
+/// What a message consists of.
+#[track_caller]
+fn parts(message: &[u8]) -> Vec<OfiContent<'_>> {
+    let (_, first, further) = wire::decode(message).unwrap();
+    std::iter::once(first).chain(further.map(Result::unwrap)).collect()
+}
+
 /// Waits for the last message of the victim.
 #[track_caller]
 fn assert_ended(raw: &Raw, what: &str) {
     let begin = Instant::now();
     while begin.elapsed() < BOUND {
         if let Some(message) = raw.hear(Duration::from_millis(50))
-            && matches!(wire::decode(&message), Ok((_, OfiContent::Bye)))
+            && parts(&message).contains(&OfiContent::Bye)
         {
             return;
         }
@@ -185,7 +200,7 @@ fn hello_of_another_version_is_refused_with_the_versions() {
     let header = OfiHeader { sequence: 0, to: 0, handled: 0 };
     raw.say(header, &OfiContent::Hello(OfiHello { versions: (900, 901), ..raw.hello() }));
     let answer = raw.hear(BOUND).expect("an answer");
-    let (header, OfiContent::Refuse { versions, .. }) = wire::decode(&answer).unwrap() else { panic!("{answer:?}") };
+    let (header, OfiContent::Refuse { versions, .. }, _) = wire::decode(&answer).unwrap() else { panic!("{answer:?}") };
     assert_eq!((header.to, versions), (raw.number, VERSIONS));
     assert_serves(&engine);
     engine.finalize().unwrap();
@@ -202,9 +217,9 @@ fn repeated_hello_makes_one_link() {
         raw.say(OfiHeader { sequence: 0, to: 0, handled: 0 }, &OfiContent::Hello(raw.hello()));
         let Some(answer) = raw.hear(Duration::from_millis(1)) else { continue };
         match wire::decode(&answer).unwrap() {
-            (_, OfiContent::Accept(accept)) => assert_eq!(accept.link, first),
+            (_, OfiContent::Accept(accept), _) => assert_eq!(accept.link, first),
             // On a busy machine the time for the handshake may be over.
-            (_, OfiContent::Bye) => break,
+            (_, OfiContent::Bye, _) => break,
             other => panic!("{other:?}"),
         }
         answers += 1;
@@ -239,6 +254,16 @@ fn link_whose_peer_breaks_the_rules_ends() {
             "a receive for nothing",
             OfiHeader { sequence: 0, to: 0, handled: 0 },
             OfiContent::Ready { number: 3, tag: 5, name: elsewhere.bytes() },
+        ),
+        (
+            "a payload at once without a frame",
+            OfiHeader { sequence: 0, to: 0, handled: 0 },
+            OfiContent::Eager { number: 3, len: 100, covered: false, slot: 0, bytes: b"" },
+        ),
+        (
+            "receives of another host",
+            OfiHeader { sequence: 0, to: 0, handled: 0 },
+            OfiContent::Slots { tag: 5, count: 4, name: elsewhere.bytes() },
         ),
         ("the arrival of nothing", OfiHeader { sequence: 0, to: 0, handled: 0 }, OfiContent::Taken { number: 3 }),
         ("bytes of no protocol", OfiHeader { sequence: 0, to: 0, handled: 0 }, OfiContent::Bytes(&[0xee; 200])),
@@ -342,14 +367,16 @@ fn frames_are_cut_to_what_the_peer_takes() {
             for message in to.deaf.take_completions().unwrap() {
                 let bytes = &message.buffer.unwrap()[..message.result.unwrap()];
                 assert!(bytes.len() <= LONGEST, "a message of {} bytes", bytes.len());
-                match wire::decode(bytes).unwrap().1 {
-                    OfiContent::Bytes(part) => joined.extend_from_slice(part),
-                    OfiContent::Announce { len, name: of, bytes, .. } => {
-                        assert_eq!((len as usize, of), (payload.len, &name[..]));
-                        joined.extend_from_slice(bytes);
-                        announced = true;
+                for part in parts(bytes) {
+                    match part {
+                        OfiContent::Bytes(part) => joined.extend_from_slice(part),
+                        OfiContent::Announce { len, name: of, bytes, .. } => {
+                            assert_eq!((len as usize, of), (payload.len, &name[..]));
+                            joined.extend_from_slice(bytes);
+                            announced = true;
+                        }
+                        other => panic!("{other:?}"),
                     }
-                    other => panic!("{other:?}"),
                 }
                 handled += 1;
                 to.out.take_handled(handled).unwrap();

@@ -132,6 +132,15 @@ impl BulkEndpoint {
         })
     }
 
+    /// Posts a receive of any payload of the peer with this tag, into a buffer; returns it when there is no room.
+    pub(super) fn receive_copied(&self, buffer: Vec<u8>, tag: u64, label: Label) -> io::Result<Option<Vec<u8>>> {
+        match self.station.endpoint.receive_from(self.peer()?, buffer, tag, label)? {
+            Posted::Begun => Ok(None),
+            Posted::Busy(buffer) => Ok(Some(buffer)),
+            _ => Err(io::ErrorKind::Other.into()),
+        }
+    }
+
     /// Sends a payload, straight from its memory where that can be lent. In place of memory that is gone, an empty one is sent.
     pub(super) fn send(self: &Arc<Self>, memory: &Slice, tag: u64, label: Label, covered: bool) -> io::Result<PayloadPosted> {
         let to = self.peer()?;

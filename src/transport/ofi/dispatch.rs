@@ -20,8 +20,8 @@ pub(super) fn poll(shared: &Arc<OfiShared>, port: &Arc<Port>, sink: &mut dyn Sin
     match port.station.take_completions() {
         Ok(completions) => {
             port.replenish();
-            let any = !completions.is_empty();
-            completions.into_iter().for_each(|completion| handle(shared, port, completion, sink));
+            let (any, several) = (!completions.is_empty(), completions.len() > 1);
+            completions.into_iter().for_each(|completion| handle(shared, port, completion, several, sink));
             any
         }
         Err(error) => {
@@ -46,18 +46,21 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
     };
     let any = !completions.is_empty();
     for Completion { label, is_send, buffer, result } in completions {
-        let (Label::Payload { link, number } | Label::Rma { link, number }) = label else { continue };
+        let (Label::Payload { link, .. } | Label::Rma { link, .. } | Label::Slot { link, .. }) = label else { continue };
         let Some(link) = shared.link(link) else { continue };
         match label {
-            Label::Rma { .. } => link.rma_part_done(number, result.map(drop), sink),
-            _ if is_send => link.payload_sent(result.map(drop), sink),
-            _ => link.payload_received(number, result, buffer, sink),
+            Label::Rma { number, .. } => link.rma_part_done(number, result.map(drop), sink),
+            Label::Slot { slot, .. } => link.slot_filled(slot, result, buffer, sink),
+            Label::Payload { .. } if is_send => link.payload_sent(result.map(drop), sink),
+            Label::Payload { number, .. } => link.payload_received(number, result, buffer, sink),
+            Label::Message | Label::Sent { .. } => {}
         }
     }
     any
 }
 
-fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sink: &mut dyn Sink) {
+/// `several`: there are others in this pass.
+fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, several: bool, sink: &mut dyn Sink) {
     let Completion { label, is_send, buffer, result } = completion;
     match (label, is_send) {
         (Label::Message | Label::Sent { .. }, true) => {
@@ -73,7 +76,7 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
         (Label::Message, false) => {
             let Some(buffer) = buffer else { return };
             match result {
-                Ok(len) => message(shared, port, &buffer[..len.min(buffer.len())], sink),
+                Ok(len) => message(shared, port, &buffer[..len.min(buffer.len())], several, sink),
                 // Also one that is cancelled, when a connection ends in the middle of its message: it is posted again like others.
                 Err(error) => {
                     defer(move || tracing::debug!(target: "calomel::ofi", %error, "a message was not received"));
@@ -81,17 +84,20 @@ fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, sin
             }
             port.message_received(buffer);
         }
-        (Label::Payload { .. } | Label::Rma { .. } | Label::Sent { .. }, _) => {}
+        (Label::Payload { .. } | Label::Slot { .. } | Label::Rma { .. } | Label::Sent { .. }, _) => {}
     }
 }
 
 /// A stranger can send anything: what belongs to no link is dropped.
-fn message(shared: &Arc<OfiShared>, port: &Arc<Port>, message: &[u8], sink: &mut dyn Sink) {
+fn message(shared: &Arc<OfiShared>, port: &Arc<Port>, message: &[u8], several: bool, sink: &mut dyn Sink) {
     match wire::decode(message) {
-        Ok((_, OfiContent::Hello(content))) => hello(shared, port, content, sink),
-        Ok((header, content)) => {
+        Ok((_, OfiContent::Hello(content), _)) => hello(shared, port, content, sink),
+        Ok((header, content, further)) => {
             if let Some(link) = shared.link(header.to).filter(|link| link.is_of(port)) {
-                link.message(header, content, sink);
+                if several || !further.is_empty() || link.has_bulk() {
+                    link.hold();
+                }
+                link.message(header, content, further, sink);
             }
         }
         Err(error) => {

@@ -31,6 +31,16 @@ pub(super) const CHUNK: usize = 1 << 20;
 /// Payloads of a peer that may be announced and have not arrived; senders have four at most.
 pub(super) const MAX_ANNOUNCED: usize = 64;
 
+/// Receives of a link for payloads that come at once, and their length: as many as a sender has under way, and so long that
+/// agreeing on a place would take longer than copying.
+pub(super) const SLOTS: usize = 4;
+pub(super) const EAGER: usize = 64 << 10;
+
+/// The arrival of so many payloads is reported by a message of its own. Of fewer it is reported with what else is sent to the
+/// peer, or when the driver has polled so often, or sleeps.
+pub(super) const TAKEN_AT_ONCE: usize = SLOTS / 2;
+pub(super) const MOST_POLLS: u32 = 16;
+
 /// When a hello is sent again. The provider may lose the first message to a process that was restarted.
 pub(super) const HELLO_AGAIN: Duration = Duration::from_millis(200);
 

@@ -2,6 +2,7 @@
 
 mod arriving;
 mod dialling;
+mod eager;
 mod leaving;
 mod rma;
 
@@ -17,7 +18,7 @@ use super::bulk::{BulkEndpoint, BulkOwner};
 use super::limits::{CHUNK, CREDITS, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RETRY, RETRY_SLOWLY};
 use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
 use super::port::{PeerName, Port};
-use super::wire::{OfiContent, OfiHeader, OfiHello};
+use super::wire::{FurtherParts, OfiContent, OfiHeader, OfiHello};
 use crate::address::OfiProvider;
 use crate::deferred_log::defer;
 use crate::memory::Slice;
@@ -300,7 +301,7 @@ impl OfiLink {
     }
 
     /// A message of the peer has arrived.
-    pub(super) fn message(&self, header: OfiHeader, content: OfiContent<'_>, sink: &mut dyn Sink) {
+    pub(super) fn message(&self, header: OfiHeader, content: OfiContent<'_>, further: FurtherParts<'_>, sink: &mut dyn Sink) {
         if self.is_closed() {
             return;
         }
@@ -309,47 +310,96 @@ impl OfiLink {
             OfiContent::Refuse { versions, reason } => self.refused(versions, reason),
             // The answer to the hello was lost, and comes again.
             _ if !self.is_connected() => Ok(()),
-            content => self.take_message(header, content, sink),
+            content => self.take_message(header, content, further, sink),
         };
         if let Err(error) = taken {
             self.report_failure(error, sink);
         }
     }
 
-    fn take_message(&self, header: OfiHeader, content: OfiContent<'_>, sink: &mut dyn Sink) -> io::Result<()> {
+    fn take_message(
+        &self,
+        header: OfiHeader,
+        first: OfiContent<'_>,
+        further: FurtherParts<'_>,
+        sink: &mut dyn Sink,
+    ) -> io::Result<()> {
+        let mut credited = first.is_credited();
         {
             let mut inbox = self.inbox.lock();
             inbox.check_sequence(header.sequence)?;
             {
                 let mut out = self.out.lock();
                 out.take_handled(header.handled)?;
-                if content.is_credited() {
+                if credited {
                     out.check_credit()?;
                 }
             }
-            match content {
-                OfiContent::Bytes(bytes) => _ = inbox.feed(self.key, bytes, sink)?,
-                OfiContent::Payload { bytes, sum } => inbox.deliver(self.key, Some((bytes, sum)), sink)?,
-                OfiContent::SourceGone => inbox.deliver(self.key, None, sink)?,
-                OfiContent::Announce { number, len, covered, name, bytes } => {
-                    if bytes.is_empty() || inbox.feed(self.key, bytes, sink)? {
-                        self.payload_announced(&mut inbox, number, len as usize, covered, name, sink)?;
-                    }
+            for part in std::iter::once(Ok(first)).chain(further) {
+                let part = part?;
+                if part.is_credited() && !credited {
+                    self.out.lock().check_credit()?;
+                    credited = true;
                 }
-                OfiContent::Ready { number, tag, name } => self.peer_is_ready(number, tag, name)?,
-                OfiContent::Taken { number } => self.payload_taken(number, sink)?,
-                OfiContent::Bye => return Err(closed_by_peer()),
-                OfiContent::Credit | OfiContent::Hello(_) | OfiContent::Accept(_) | OfiContent::Refuse { .. } => {}
+                self.take_part(&mut inbox, part, sink)?;
+                if self.is_closed() {
+                    return Ok(());
+                }
             }
         }
-        if self.is_closed() {
-            return Ok(());
-        }
-        if content.is_credited() {
+        if credited {
             let sent = self.out.lock().count_handled(&self.port);
             self.check_sent(sent);
         }
         self.resume(sink)
+    }
+
+    fn take_part(&self, inbox: &mut OfiInbox, part: OfiContent<'_>, sink: &mut dyn Sink) -> io::Result<()> {
+        match part {
+            OfiContent::Bytes(bytes) => _ = inbox.feed(self.key, bytes, sink)?,
+            OfiContent::Payload { bytes, sum } => inbox.deliver(self.key, Some((bytes, sum)), sink)?,
+            OfiContent::SourceGone => inbox.deliver(self.key, None, sink)?,
+            OfiContent::Announce { number, len, covered, name, bytes } => {
+                if bytes.is_empty() || inbox.feed(self.key, bytes, sink)? {
+                    self.payload_announced(inbox, number, len as usize, covered, name, sink)?;
+                }
+            }
+            OfiContent::Eager { number, len, covered, slot, bytes } => {
+                if bytes.is_empty() || inbox.feed(self.key, bytes, sink)? {
+                    self.payload_comes(inbox, number, len as usize, covered, slot, sink)?;
+                }
+            }
+            OfiContent::Slots { tag, count, name } => self.peer_has_slots(tag, count, name)?,
+            OfiContent::Ready { number, tag, name } => self.peer_is_ready(number, tag, name)?,
+            OfiContent::Taken { number } => self.payload_taken(number, sink)?,
+            OfiContent::Bye => return Err(closed_by_peer()),
+            OfiContent::Credit | OfiContent::Hello(_) | OfiContent::Accept(_) | OfiContent::Refuse { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// What it sends from now on waits for the end of the driver's pass, and goes out together.
+    pub(super) fn hold(&self) {
+        if self.out.lock().hold() {
+            self.shared.add_held(self.me.upgrade());
+        }
+    }
+
+    /// It has sent or received a large payload.
+    pub(super) fn has_bulk(&self) -> bool {
+        self.bulk.lock().is_some()
+    }
+
+    /// The driver's pass is over, or this link has waited long enough for more to say. False when it waits on.
+    pub(super) fn release_held(&self, long_enough: bool) -> bool {
+        if self.is_closed() {
+            return true;
+        }
+        let released = self.out.lock().release(&self.port, long_enough);
+        let sent = released.and_then(|released| self.send_eager().map(|()| released));
+        let released = *sent.as_ref().unwrap_or(&true);
+        self.check_sent(sent.map(drop));
+        released
     }
 
     /// The provider keeps fewer of its messages.
@@ -377,6 +427,7 @@ impl OfiLink {
                 FrameProgress::PayloadAnnounced => (sending, true),
             }
         };
+        self.send_eager()?;
         self.check_sent(Ok(()));
         sink.sent(self.key, sent.bytes, lent);
         Ok(())
@@ -384,11 +435,14 @@ impl OfiLink {
 
     fn write(&self, out: &mut OfiOutbox, sending: &mut OfiSend) -> io::Result<FrameProgress> {
         let covered = self.covered.load(Ordering::Relaxed);
-        out.write(&self.port, sending, covered, || {
+        let written = out.write(&self.port, sending, covered, || {
             let bulk = self.bulk()?;
-            self.shared.begin_payload(&bulk);
             Ok(bulk.name().to_vec())
-        })
+        })?;
+        if matches!(written, FrameProgress::PayloadAnnounced) {
+            self.shared.begin_payload(&self.bulk()?);
+        }
+        Ok(written)
     }
 
     /// The link's bulk endpoint, opened when it is first needed.
@@ -506,7 +560,7 @@ impl Link for OfiLink {
             return Sent::Failed(io::Error::new(io::ErrorKind::NotConnected, "the link is closed"));
         }
         let mut sending = OfiSend::new(bytes, payload);
-        let written = {
+        let (written, waits) = {
             let mut out = self.out.lock();
             let written = self.write(&mut out, &mut sending);
             if let Ok(FrameProgress::Partly) = written {
@@ -515,11 +569,14 @@ impl Link for OfiLink {
                 self.check_sent(Ok(()));
                 return Sent::Later;
             }
-            written
+            (written, out.begins_to_wait())
         };
+        if waits {
+            self.shared.hold(self.me.upgrade());
+        }
         match written {
             Ok(written) => {
-                self.check_sent(Ok(()));
+                self.check_sent(self.send_eager());
                 if matches!(written, FrameProgress::All) { Sent::All(sending.bytes) } else { Sent::Lent(sending.bytes) }
             }
             Err(error) => {
@@ -563,7 +620,8 @@ impl Link for OfiLink {
         let lingers = {
             let mut out = self.out.lock();
             out.pending = None;
-            let said = self.is_connected() && out.send(&self.port, &OfiContent::Bye).is_ok();
+            let said = self.is_connected()
+                && out.send(&self.port, &OfiContent::Bye).and_then(|()| out.release(&self.port, true)).is_ok();
             said && out.blocked_since().is_some()
         };
         let now = Instant::now();

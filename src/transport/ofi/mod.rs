@@ -42,7 +42,7 @@ use crate::memory::Region;
 use crate::sync::{Mutex, RwLock};
 use crate::{Address, Error, Result, Transport};
 use bulk::{BulkEndpoint, BulkOwner};
-use limits::{LINGER, MOST_SEGMENTS};
+use limits::{LINGER, MOST_POLLS, MOST_SEGMENTS};
 use link::OfiLink;
 use port::{PeerName, Port};
 use self_test::RmaLimits;
@@ -79,6 +79,11 @@ struct OfiShared {
     watch: Mutex<Watch>,
     /// Links that have failed where it could not be reported.
     scheduled: Mutex<Vec<Arc<OfiLink>>>,
+    /// Links whose messages wait for the end of the driver's pass, or for company; and how often it has polled since.
+    held: Mutex<Vec<Arc<OfiLink>>>,
+    /// `held` is not empty.
+    has_held: AtomicBool,
+    polls_since: AtomicU32,
     /// Links that wait for a time, and the next time.
     timed: Mutex<Vec<Arc<OfiLink>>>,
     alarm: Mutex<Option<Instant>>,
@@ -108,6 +113,39 @@ impl OfiShared {
     fn schedule(&self, link: Option<Arc<OfiLink>>) {
         self.scheduled.lock().extend(link);
         self.wake();
+    }
+
+    /// Has the driver call [`OfiLink::release_held`].
+    fn add_held(&self, link: Option<Arc<OfiLink>>) {
+        let mut held = self.held.lock();
+        held.extend(link);
+        self.has_held.store(true, Ordering::Release);
+    }
+
+    /// As `add_held`, or does it if the driver sleeps.
+    fn hold(&self, link: Option<Arc<OfiLink>>) {
+        self.add_held(link);
+        if self.parked.load(Ordering::SeqCst) {
+            self.release_held(true);
+        }
+    }
+
+    /// Has the links send what they have gathered.
+    fn release_held(&self, long_enough: bool) {
+        if !self.has_held.load(Ordering::Acquire) {
+            return;
+        }
+        let mut held = {
+            let mut held = self.held.lock();
+            self.has_held.store(false, Ordering::Release);
+            std::mem::take(&mut *held)
+        };
+        held.retain(|link| !link.release_held(long_enough));
+        if held.is_empty() {
+            self.polls_since.store(0, Ordering::Relaxed);
+        } else {
+            held.into_iter().for_each(|link| self.add_held(Some(link)));
+        }
     }
 
     /// Has [`OfiLink::on_timer`] called at this time, for `link` and for those that were added before.
@@ -350,6 +388,9 @@ impl Ofi {
                 bulks: Mutex::default(),
                 watch: Mutex::default(),
                 scheduled: Mutex::default(),
+                held: Mutex::default(),
+                has_held: AtomicBool::new(false),
+                polls_since: AtomicU32::new(0),
                 timed: Mutex::default(),
                 alarm: Mutex::default(),
                 has_alarm: AtomicBool::new(false),
@@ -498,6 +539,10 @@ impl TransportDriver for Ofi {
         }
         // After what has arrived, which may be the last messages of a peer that has ended.
         self.run_timers(sink);
+        if self.shared.has_held.load(Ordering::Acquire) {
+            let polls = self.shared.polls_since.fetch_add(1, Ordering::Relaxed);
+            self.shared.release_held(polls >= MOST_POLLS);
+        }
         any
     }
 
@@ -545,11 +590,13 @@ impl TransportDriver for Ofi {
     }
 
     fn park(&self) -> bool {
+        self.shared.release_held(true);
         self.shared.parked.store(true, Ordering::SeqCst);
         let bulks = self.shared.bulks.lock().clone();
         let quiet =
             self.shared.all_ports().iter().all(|port| port.station.park()) && bulks.iter().all(|bulk| bulk.station.park());
-        quiet && !self.shared.pending_flags.load(Ordering::SeqCst)
+        // What began to wait before it was parked.
+        quiet && self.shared.held.lock().is_empty() && !self.shared.pending_flags.load(Ordering::SeqCst)
     }
 
     fn unpark(&self) {
@@ -582,6 +629,7 @@ impl Drop for Ofi {
         }
         self.shared.timed.lock().clear();
         self.shared.scheduled.lock().clear();
+        self.shared.held.lock().clear();
         self.shared.watch.lock().clear();
         ports.iter().for_each(|port| _ = port.station.close());
     }

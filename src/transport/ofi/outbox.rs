@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::backlog::Backlog;
-use super::limits::{CREDITS, MAX_UNSENT, MESSAGE, MOST_KEPT};
+use super::limits::{CREDITS, EAGER, MAX_UNSENT, MESSAGE, MOST_KEPT, SLOTS, TAKEN_AT_ONCE};
 use super::port::{PeerName, Port};
 use super::sys::{EndpointName, Label, MAX_NAME, PeerAddress};
 use super::wire::{self, HEADER, OfiContent, OfiHeader};
@@ -59,6 +59,20 @@ pub(super) struct OfiOutbox {
     /// The peer's messages that took a credit: handled, and reported as handled.
     handled: u32,
     reported: u32,
+    /// The message that is being made: further parts may be added until it is posted. Empty: there is none.
+    gathered: Vec<u8>,
+    /// It takes a credit; it is the last one.
+    gathered_credited: bool,
+    gathered_last: bool,
+    /// It has something that does not wait for company; and how many reports of payloads that have arrived.
+    gathered_urgent: bool,
+    /// What is added now waits for company.
+    patient: bool,
+    gathered_taken: usize,
+    /// The driver posts it at the end of its pass, when the link has nothing more to say.
+    held: bool,
+    /// The driver knows that something is gathered.
+    listed: bool,
     /// Messages that the provider had no room for: it has no connection yet, or the peer is dead; or for which it may not be asked,
     /// since it keeps so many.
     unsent: VecDeque<Vec<u8>>,
@@ -66,6 +80,11 @@ pub(super) struct OfiOutbox {
     pub pending: Option<OfiSend>,
     announced: Vec<AnnouncedPayload>,
     next_payload: u64,
+    /// The tag of the peer's first slot for payloads that are sent at once, and by which payload each is used.
+    first_slot: u64,
+    slots: Vec<Option<u64>>,
+    /// Payloads to send once their announcements are posted, with their tags.
+    eager: Vec<(AnnouncedPayload, u64)>,
     /// An empty buffer, for reuse.
     scratch: Vec<u8>,
 }
@@ -91,11 +110,22 @@ impl OfiOutbox {
             longest: MESSAGE,
             handled: 0,
             reported: 0,
+            gathered: Vec::new(),
+            gathered_credited: false,
+            gathered_last: false,
+            gathered_urgent: false,
+            patient: false,
+            gathered_taken: 0,
+            held: false,
+            listed: false,
             unsent: VecDeque::new(),
             blocked_since: None,
             pending: None,
             announced: Vec::new(),
             next_payload: 0,
+            first_slot: 0,
+            slots: Vec::new(),
+            eager: Vec::new(),
             scratch: Vec::new(),
         }
     }
@@ -118,8 +148,10 @@ impl OfiOutbox {
             let _ = self.post_now(port, last, true);
         }
         self.pending = None;
+        self.gathered.clear();
         self.unsent.clear();
         self.announced.clear();
+        self.eager.clear();
     }
 
     /// Takes what the peer reports with a message. An error when it breaks a rule.
@@ -138,17 +170,42 @@ impl OfiOutbox {
     }
 
     /// A message that takes a credit has been handled. Reports that by a message of its own when it is due, and no other message
-    /// took it along.
+    /// takes it along.
     pub(super) fn count_handled(&mut self, port: &Port) -> io::Result<()> {
         self.handled = self.handled.wrapping_add(1);
-        if self.handled.wrapping_sub(self.reported) >= CREDITS / 2 {
-            return self.send(port, &OfiContent::Credit);
-        }
-        Ok(())
+        if self.held { Ok(()) } else { self.post_gathered(port) }
     }
 
+    /// Whether a further message that takes a credit may be sent.
     fn may_send(&self) -> bool {
         self.sent.wrapping_sub(self.peer_handled) < self.most && self.backlog.has_room()
+    }
+
+    /// From now on what is sent is gathered, until `release`. True when the driver is to be told that it must call that.
+    pub(super) fn hold(&mut self) -> bool {
+        self.held = true;
+        !std::mem::replace(&mut self.listed, true)
+    }
+
+    /// Ends `hold`, and posts what was gathered. False when that waits for company, unless it has waited long enough.
+    pub(super) fn release(&mut self, port: &Port, long_enough: bool) -> io::Result<bool> {
+        self.held = false;
+        if !long_enough && self.is_patient() {
+            return Ok(false);
+        }
+        self.listed = false;
+        self.post_gathered(port)?;
+        Ok(true)
+    }
+
+    /// What was gathered waits for company.
+    fn is_patient(&self) -> bool {
+        !self.gathered.is_empty() && !self.gathered_urgent && self.gathered_taken < TAKEN_AT_ONCE
+    }
+
+    /// Something waits, and the driver is to be told.
+    pub(super) fn begins_to_wait(&mut self) -> bool {
+        !self.held && !self.gathered.is_empty() && !std::mem::replace(&mut self.listed, true)
     }
 
     /// True when nothing waits for room at the provider.
@@ -169,15 +226,60 @@ impl OfiOutbox {
         self.blocked_since.filter(|_| !self.unsent.is_empty())
     }
 
-    /// Sends a message, or keeps it until the provider has room. An error when the peer causes more of them than it reads.
+    /// Sends a message, alone or as part of one, or keeps it until the provider has room. An error when the peer causes more of
+    /// them than it reads.
     pub(super) fn send(&mut self, port: &Port, content: &OfiContent<'_>) -> io::Result<()> {
-        let header = OfiHeader { sequence: self.sequence, to: self.to, handled: self.handled };
-        self.sequence = self.sequence.wrapping_add(1);
-        self.reported = self.handled;
-        if content.is_credited() {
+        self.gather(port, content)?;
+        if self.held { Ok(()) } else { self.post_gathered(port) }
+    }
+
+    /// Adds to the message that is being made, or posts that and begins another. False when there is no credit for it.
+    fn gather(&mut self, port: &Port, content: &OfiContent<'_>) -> io::Result<bool> {
+        let credited = content.is_credited();
+        if credited && !self.gathered_credited && !self.may_send() {
+            return Ok(false);
+        }
+        if self.gathered.is_empty() || !wire::add_part(content, self.longest, &mut self.gathered) {
+            self.post_gathered(port)?;
+            if credited && !self.may_send() {
+                return Ok(false);
+            }
+            self.gathered = self.begin_message(content);
+        }
+        if credited && !self.gathered_credited {
+            self.gathered_credited = true;
             self.sent = self.sent.wrapping_add(1);
         }
-        self.post(port, header, content)
+        self.gathered_last |= matches!(content, OfiContent::Bye);
+        match content {
+            OfiContent::Taken { .. } => self.gathered_taken += 1,
+            _ => self.gathered_urgent |= !self.patient,
+        }
+        Ok(true)
+    }
+
+    /// The first part of a message.
+    fn begin_message(&mut self, content: &OfiContent<'_>) -> Vec<u8> {
+        let mut message = std::mem::take(&mut self.scratch);
+        message.clear();
+        wire::encode(OfiHeader { sequence: self.sequence, to: self.to, handled: self.handled }, content, &mut message);
+        self.sequence = self.sequence.wrapping_add(1);
+        message
+    }
+
+    fn post_gathered(&mut self, port: &Port) -> io::Result<()> {
+        let mut message = std::mem::take(&mut self.gathered);
+        if message.is_empty() {
+            if self.handled.wrapping_sub(self.reported) < CREDITS / 2 {
+                return Ok(());
+            }
+            message = self.begin_message(&OfiContent::Credit);
+        }
+        wire::set_handled(&mut message, self.handled);
+        self.reported = self.handled;
+        (self.gathered_credited, self.gathered_urgent, self.gathered_taken) = (false, false, 0);
+        let last = std::mem::take(&mut self.gathered_last);
+        self.post(port, message, last)
     }
 
     /// As `send`, for the messages that open a link, which have no number in its sequence.
@@ -187,17 +289,15 @@ impl OfiOutbox {
             return self.flush(port).map(drop);
         }
         let to = if matches!(content, OfiContent::Hello(_)) { 0 } else { self.to };
-        self.post(port, OfiHeader { sequence: 0, to, handled: 0 }, content)
+        let mut message = Vec::new();
+        wire::encode(OfiHeader { sequence: 0, to, handled: 0 }, content, &mut message);
+        self.post(port, message, true)
     }
 
-    fn post(&mut self, port: &Port, header: OfiHeader, content: &OfiContent<'_>) -> io::Result<()> {
-        let mut message = std::mem::take(&mut self.scratch);
-        message.clear();
-        wire::encode(header, content, &mut message);
+    /// The first and the last message of a link are `noted`, and have completions: with those all have left that were posted
+    /// before, and the endpoint may be closed behind them.
+    fn post(&mut self, port: &Port, mut message: Vec<u8>, noted: bool) -> io::Result<()> {
         if self.unsent.is_empty() {
-            // The first and the last message of a link have completions: with those all have left that were posted before, and the
-            // endpoint may be closed behind them.
-            let noted = matches!(content, OfiContent::Hello(_) | OfiContent::Accept(_) | OfiContent::Bye);
             match self.offer(port, message, noted)? {
                 None => return Ok(()),
                 Some(busy) => message = busy,
@@ -243,45 +343,75 @@ impl OfiOutbox {
         covered: bool,
         name: impl FnOnce() -> io::Result<Vec<u8>>,
     ) -> io::Result<FrameProgress> {
+        // With all slots in use, the peer is about to say that one is free, and the frame goes with the payload that is sent then.
+        self.patient = sending.payload.is_none() && !self.slots.is_empty() && self.slots.iter().all(Option::is_some);
+        let progress = self.gather_frame(port, sending, covered, name);
+        self.patient = false;
+        if !self.held && !self.is_patient() {
+            self.post_gathered(port)?;
+        }
+        progress
+    }
+
+    fn gather_frame(
+        &mut self,
+        port: &Port,
+        sending: &mut OfiSend,
+        covered: bool,
+        name: impl FnOnce() -> io::Result<Vec<u8>>,
+    ) -> io::Result<FrameProgress> {
         let room = self.longest - HEADER;
         let announces = sending.payload.as_ref().is_some_and(|payload| payload.len > port.longest_in_messages());
         // The announcement takes the last bytes along.
         let beside = if announces { self.longest - wire::announcement(MAX_NAME) } else { 0 };
         while sending.bytes.len() - sending.at > beside {
-            if !self.may_send() {
+            let end = sending.bytes.len().min(sending.at + room);
+            if !self.gather(port, &OfiContent::Bytes(&sending.bytes[sending.at..end]))? {
                 return Ok(FrameProgress::Partly);
             }
-            let end = sending.bytes.len().min(sending.at + room);
-            self.send(port, &OfiContent::Bytes(&sending.bytes[sending.at..end]))?;
             sending.at = end;
         }
         let Some(payload) = &sending.payload else { return Ok(FrameProgress::All) };
-        if announces {
-            if !self.may_send() {
+        if announces && let Some(slot) = self.free_slot(payload.len) {
+            let (number, len, bytes) = (self.next_payload, payload.len as u32, &sending.bytes[sending.at..]);
+            if !self.gather(port, &OfiContent::Eager { number, len, covered, slot: slot as u8, bytes })? {
                 return Ok(FrameProgress::Partly);
             }
+            self.next_payload += 1;
+            self.slots[slot] = Some(number);
+            self.eager.push((AnnouncedPayload { number, memory: payload.clone(), covered }, self.first_slot + slot as u64));
+            sending.payload = None;
+            sending.at = sending.bytes.len();
+            return Ok(FrameProgress::PayloadAnnounced);
+        }
+        if announces {
             let name = name()?;
-            let (number, len) = (self.next_payload, payload.len as u32);
+            let (number, len, bytes) = (self.next_payload, payload.len as u32, &sending.bytes[sending.at..]);
+            if !self.gather(port, &OfiContent::Announce { number, len, covered, name: &name, bytes })? {
+                return Ok(FrameProgress::Partly);
+            }
             self.next_payload += 1;
             self.announced.push(AnnouncedPayload { number, memory: payload.clone(), covered });
             sending.payload = None;
-            let bytes = &sending.bytes[sending.at..];
-            self.send(port, &OfiContent::Announce { number, len, covered, name: &name, bytes })?;
             sending.at = sending.bytes.len();
             return Ok(FrameProgress::PayloadAnnounced);
         }
         let mut bytes = vec![0; (room - 4).min(payload.len)];
         loop {
-            if !self.may_send() {
+            if !self.gathered_credited && !self.may_send() {
                 return Ok(FrameProgress::Partly);
             }
             let len = bytes.len().min(payload.len - sending.payload_at);
             let bytes = &mut bytes[..len];
             if !payload.part(sending.payload_at, len).is_some_and(|part| part.read(bytes)) {
-                self.send(port, &OfiContent::SourceGone)?;
+                if !self.gather(port, &OfiContent::SourceGone)? {
+                    return Ok(FrameProgress::Partly);
+                }
                 break;
             }
-            self.send(port, &OfiContent::Payload { bytes, sum: covered.then(|| crc32c::crc32c(bytes)) })?;
+            if !self.gather(port, &OfiContent::Payload { bytes, sum: covered.then(|| crc32c::crc32c(bytes)) })? {
+                return Ok(FrameProgress::Partly);
+            }
             sending.payload_at += len;
             if sending.payload_at == payload.len {
                 break;
@@ -289,6 +419,30 @@ impl OfiOutbox {
         }
         sending.payload = None;
         Ok(FrameProgress::All)
+    }
+
+    fn free_slot(&self, len: usize) -> Option<usize> {
+        if len <= EAGER { self.slots.iter().position(Option::is_none) } else { None }
+    }
+
+    /// The peer has slots, with tags from this one on. An error when it has them already.
+    pub(super) fn set_slots(&mut self, tag: u64, count: u8) -> io::Result<()> {
+        if !self.slots.is_empty() || tag.checked_add(u64::from(count)).is_none() {
+            return Err(broken("it has receives for payloads already"));
+        }
+        self.first_slot = tag;
+        self.slots.resize(usize::from(count).min(SLOTS), None);
+        Ok(())
+    }
+
+    /// A payload has arrived: its slot is free, if it had one.
+    pub(super) fn free_slot_of(&mut self, number: u64) {
+        self.slots.iter_mut().filter(|slot| **slot == Some(number)).for_each(|slot| *slot = None);
+    }
+
+    /// Payloads whose announcements are posted.
+    pub(super) fn take_eager(&mut self) -> Vec<(AnnouncedPayload, u64)> {
+        if self.gathered.is_empty() { std::mem::take(&mut self.eager) } else { Vec::new() }
     }
 
     /// Forgets a payload that the peer does not want; false if it is not announced any more.

@@ -1,10 +1,16 @@
 //! The format of messages. Numbers are little-endian.
 //!
 //! ```text
-//!  0     1        4          8            16         20       24
-//!  kind  nothing  sequence   receiver's   handled    nothing  content
-//!                 number     link
+//!  0     1        4          8            16         20        22       24
+//!  kind  nothing  sequence   receiver's   handled    place of  nothing  content
+//!                 number     link                    part 2
+//!
+//! part 2:  0     1        2          4          and so on, to the end of the message
+//!          kind  nothing  length of  content
+//!                         content
 //! ```
+//!
+//! Where part 2 begins is 0 if the content is the only part. The messages that open a link have one part.
 //!
 //! A link numbers its messages in sequence: the provider may lose messages without a word, and a gap ends the link. `handled`
 //! is how many of the receiver's messages the sender has handled since the link began, of those that take credit.
@@ -26,6 +32,10 @@ use crate::address::OfiProvider;
 use crate::text::clipped;
 
 pub(super) const HEADER: usize = 24;
+/// What each further part has besides its content.
+const PART: usize = 4;
+/// Where the header says at which byte the second part begins.
+const SECOND: usize = 20;
 /// What an announcement has besides the bytes of the stream, with a name of this length.
 pub(super) const fn announcement(name: usize) -> usize {
     HEADER + 14 + name
@@ -89,6 +99,10 @@ pub(super) enum OfiContent<'a> {
     /// With these bytes, the byte stream announces a payload, which goes from this bulk endpoint to the receiver's, once that is
     /// ready.
     Announce { number: u64, len: u32, covered: bool, name: &'a [u8], bytes: &'a [u8] },
+    /// As `Announce`, but the payload is on its way, to the receive of this slot.
+    Eager { number: u64, len: u32, covered: bool, slot: u8, bytes: &'a [u8] },
+    /// Receives are posted for payloads that come at once, at this bulk endpoint: so many slots, with tags from this one on.
+    Slots { tag: u64, count: u8, name: &'a [u8] },
     /// Credit, and nothing else.
     Credit,
     /// A receive is posted for the payload of this number, at this bulk endpoint, with this tag.
@@ -100,10 +114,15 @@ pub(super) enum OfiContent<'a> {
 }
 
 impl OfiContent<'_> {
-    /// True for messages that take a credit.
+    /// True for those that open a link, or refuse one: they are alone in a message, and in no sequence.
+    pub(super) fn is_opening(&self) -> bool {
+        matches!(self, OfiContent::Hello(_) | OfiContent::Accept(_) | OfiContent::Refuse { .. })
+    }
+
+    /// True for those that take a credit: a message with such parts takes one.
     pub(super) fn is_credited(&self) -> bool {
-        use OfiContent::{Announce, Bytes, Payload, SourceGone};
-        matches!(self, Bytes(_) | Payload { .. } | SourceGone | Announce { .. })
+        use OfiContent::{Announce, Bytes, Eager, Payload, SourceGone};
+        matches!(self, Bytes(_) | Payload { .. } | SourceGone | Announce { .. } | Eager { .. })
     }
 
     fn kind(&self) -> u8 {
@@ -121,18 +140,50 @@ impl OfiContent<'_> {
             OfiContent::Ready { .. } => 11,
             OfiContent::Taken { .. } => 12,
             OfiContent::Bye => 13,
+            OfiContent::Eager { covered: false, .. } => 14,
+            OfiContent::Eager { covered: true, .. } => 15,
+            OfiContent::Slots { .. } => 16,
         }
     }
 }
 
-/// Encodes a message: appends it.
+/// Encodes a message of one part: appends it.
 pub(super) fn encode(header: OfiHeader, content: &OfiContent<'_>, out: &mut Vec<u8>) {
+    out.extend_from_slice(&[content.kind(), 0, 0, 0]);
+    out.extend_from_slice(&header.sequence.to_le_bytes());
+    out.extend_from_slice(&header.to.to_le_bytes());
+    out.extend_from_slice(&header.handled.to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    put_content(content, out);
+}
+
+/// Adds a part to a message. False when it would be longer than `longest` then, and is as it was.
+pub(super) fn add_part(content: &OfiContent<'_>, longest: usize, message: &mut Vec<u8>) -> bool {
+    let at = message.len();
+    message.extend_from_slice(&[content.kind(), 0, 0, 0]);
+    put_content(content, message);
+    let (Ok(place), Ok(len)) = (u16::try_from(at), u16::try_from(message.len() - at - PART)) else {
+        message.truncate(at);
+        return false;
+    };
+    if message.len() > longest {
+        message.truncate(at);
+        return false;
+    }
+    message[at + 2..at + PART].copy_from_slice(&len.to_le_bytes());
+    if message[SECOND..SECOND + 2] == [0, 0] {
+        message[SECOND..SECOND + 2].copy_from_slice(&place.to_le_bytes());
+    }
+    true
+}
+
+/// Sets what a message that is complete reports as handled.
+pub(super) fn set_handled(message: &mut [u8], handled: u32) {
+    message[16..20].copy_from_slice(&handled.to_le_bytes());
+}
+
+fn put_content(content: &OfiContent<'_>, out: &mut Vec<u8>) {
     let mut put = |bytes: &[u8]| out.extend_from_slice(bytes);
-    put(&[content.kind(), 0, 0, 0]);
-    put(&header.sequence.to_le_bytes());
-    put(&header.to.to_le_bytes());
-    put(&header.handled.to_le_bytes());
-    put(&[0; 4]);
     match *content {
         OfiContent::Hello(hello) | OfiContent::Accept(hello) => {
             put(&MAGIC);
@@ -173,6 +224,17 @@ pub(super) fn encode(header: OfiHeader, content: &OfiContent<'_>, out: &mut Vec<
             put(name);
         }
         OfiContent::Taken { number } => put(&number.to_le_bytes()),
+        OfiContent::Eager { number, len, slot, bytes, .. } => {
+            put(&number.to_le_bytes());
+            put(&len.to_le_bytes());
+            put(&[slot, 0]);
+            put(bytes);
+        }
+        OfiContent::Slots { tag, count, name } => {
+            put(&tag.to_le_bytes());
+            put(&[count, 0]);
+            put(name);
+        }
     }
 }
 
@@ -205,6 +267,15 @@ impl<'a> Fields<'a> {
 
     fn end(self) -> Option<()> {
         self.0.is_empty().then_some(())
+    }
+
+    /// A further part of a message, which belongs to a link, and what is behind it.
+    fn part(mut self) -> Option<(OfiContent<'a>, &'a [u8])> {
+        let [kind, _] = self.take()?;
+        let len = usize::from(self.u16()?);
+        let (content, rest) = self.0.split_at_checked(len)?;
+        let content = parse_content(kind, content)?;
+        (!content.is_opening()).then_some((content, rest))
     }
 
     fn hello(mut self) -> Option<OfiHello<'a>> {
@@ -267,17 +338,59 @@ pub(super) fn receiver(message: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(message.get(8..16)?.try_into().ok()?))
 }
 
-/// Decodes a message.
-pub(super) fn decode(message: &[u8]) -> io::Result<(OfiHeader, OfiContent<'_>)> {
-    parse(message).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it sent a malformed message"))
+/// Decodes a message: its first part, and the others, which are decoded one by one.
+pub(super) fn decode(message: &[u8]) -> io::Result<(OfiHeader, OfiContent<'_>, FurtherParts<'_>)> {
+    parse(message).ok_or_else(malformed)
 }
 
-fn parse(message: &[u8]) -> Option<(OfiHeader, OfiContent<'_>)> {
+fn malformed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it sent a malformed message")
+}
+
+fn parse(message: &[u8]) -> Option<(OfiHeader, OfiContent<'_>, FurtherParts<'_>)> {
     let mut fields = Fields(message);
     let [kind, ..] = fields.take::<4>()?;
     let header = OfiHeader { sequence: fields.u32()?, to: fields.u64()?, handled: fields.u32()? };
-    fields.take::<4>()?;
-    let content = match kind {
+    let (second, _) = (usize::from(fields.u16()?), fields.u16()?);
+    let end = if second == 0 { message.len() } else { second };
+    let content = parse_content(kind, message.get(HEADER..end)?)?;
+    let further = message.get(end..)?;
+    // A second part is within the message.
+    let is_right = second == 0 || !further.is_empty() && !content.is_opening();
+    is_right.then_some(())?;
+    Some((header, content, FurtherParts(further)))
+}
+
+/// The parts of a message behind the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FurtherParts<'a>(&'a [u8]);
+
+impl FurtherParts<'_> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<'a> Iterator for FurtherParts<'a> {
+    /// An error is the last item.
+    type Item = io::Result<OfiContent<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let fields = Fields(std::mem::take(&mut self.0));
+        if fields.0.is_empty() {
+            return None;
+        }
+        let part = fields.part().map(|(content, rest)| {
+            self.0 = rest;
+            content
+        });
+        Some(part.ok_or_else(malformed))
+    }
+}
+
+fn parse_content(kind: u8, content: &[u8]) -> Option<OfiContent<'_>> {
+    let mut fields = Fields(content);
+    Some(match kind {
         1 => OfiContent::Hello(fields.hello()?),
         2 => OfiContent::Accept(fields.hello()?),
         3 => {
@@ -308,9 +421,16 @@ fn parse(message: &[u8]) -> Option<(OfiHeader, OfiContent<'_>)> {
             fields.end().map(|()| OfiContent::Taken { number })?
         }
         13 => fields.end().map(|()| OfiContent::Bye)?,
+        14 | 15 => {
+            let (number, len, [slot, _]) = (fields.u64()?, fields.u32()?, fields.take()?);
+            OfiContent::Eager { number, len, covered: kind == 15, slot, bytes: fields.0 }
+        }
+        16 => {
+            let (tag, [count, _]) = (fields.u64()?, fields.take()?);
+            OfiContent::Slots { tag, count, name: fields.0 }
+        }
         _ => return None,
-    };
-    Some((header, content))
+    })
 }
 
 pub(super) const GREETING: usize = 32;
@@ -444,16 +564,74 @@ mod tests {
             OfiContent::Ready { number: 7, tag: 1 << 47, name: b"name" },
             OfiContent::Taken { number: 8 },
             OfiContent::Bye,
+            OfiContent::Eager { number: 9, len: 1 << 16, covered: false, slot: 3, bytes: b"" },
+            OfiContent::Eager { number: 1 << 60, len: 0, covered: true, slot: 255, bytes: b"the last" },
+            OfiContent::Slots { tag: 1 << 47, count: 4, name: b"name" },
         ];
         for content in contents {
             let bytes = encoded(&content);
-            let (header, decoded) = decode(&bytes).unwrap();
+            let (header, decoded, further) = decode(&bytes).unwrap();
             assert_eq!((header.sequence, header.to, header.handled), (3, 5, 1 << 31));
-            assert_eq!(decoded, content);
+            assert_eq!((decoded, further.count()), (content, 0));
             for len in 0..HEADER {
                 assert!(decode(&bytes[..len]).is_err(), "{len} bytes of {content:?}");
             }
         }
+    }
+
+    #[test]
+    fn parts_of_a_message_come_back_in_their_order() {
+        let parts = [
+            OfiContent::Taken { number: 8 },
+            OfiContent::Bytes(b""),
+            OfiContent::Ready { number: 7, tag: 1 << 47, name: b"name" },
+            OfiContent::Payload { bytes: &[7; 100], sum: None },
+            OfiContent::Bye,
+        ];
+        for count in 1..=parts.len() {
+            let mut message = encoded(&parts[0]);
+            parts[1..count].iter().for_each(|part| assert!(add_part(part, 500, &mut message)));
+            set_handled(&mut message, 9);
+            let (header, first, further) = decode(&message).unwrap();
+            assert_eq!((header.sequence, header.to, header.handled), (3, 5, 9));
+            let all: Vec<_> = std::iter::once(first).chain(further.map(Result::unwrap)).collect();
+            assert_eq!(all, parts[..count]);
+        }
+        // One that is too long leaves the message as it was.
+        let mut message = encoded(&parts[0]);
+        let before = message.clone();
+        assert!(!add_part(&parts[3], before.len() + PART + 99, &mut message));
+        assert_eq!(message, before);
+        assert!(add_part(&parts[3], before.len() + PART + 100, &mut message));
+    }
+
+    #[test]
+    fn malformed_parts_are_refused() {
+        let parts = [OfiContent::Taken { number: 1 }, OfiContent::Bytes(b"some"), OfiContent::Credit];
+        let mut message = encoded(&parts[0]);
+        parts[1..].iter().for_each(|part| assert!(add_part(part, 500, &mut message)));
+        let is_right = |message: &[u8]| decode(message).is_ok_and(|(_, _, mut further)| further.all(|part| part.is_ok()));
+        assert!(is_right(&message));
+        let second = usize::from(message[SECOND]);
+        // Where the second part begins: elsewhere, at the end, and beyond it.
+        for place in (1..message.len() + 3).filter(|place| *place != second).chain([usize::from(u16::MAX)]) {
+            let mut wrong = message.clone();
+            wrong[SECOND..SECOND + 2].copy_from_slice(&(place as u16).to_le_bytes());
+            assert!(!is_right(&wrong), "part 2 at byte {place}");
+        }
+        for (at, value) in [(second, 99), (second, 1), (second, 3), (second + 2, 3), (second + 2, 5), (second + 3, 1)] {
+            let mut wrong = message.clone();
+            wrong[at] = value;
+            assert!(!is_right(&wrong), "{value} at byte {at}");
+        }
+        for len in second + 1..message.len() {
+            let ends_with_a_part = len == message.len() - PART;
+            assert_eq!(is_right(&message[..len]), ends_with_a_part, "{len} bytes");
+        }
+        // What opens a link is alone, so that what is behind it may be for later versions.
+        let mut message = encoded(&OfiContent::Hello(HERE));
+        assert!(add_part(&parts[0], 500, &mut message));
+        assert!(!is_right(&message));
     }
 
     #[test]
@@ -505,7 +683,7 @@ mod tests {
             let bytes = encoded(&content);
             assert!(decode(&bytes[..bytes.len() - 1]).is_err(), "{content:?} with a byte too few");
         }
-        assert!(decode(&[14; 64]).is_err());
+        assert!(decode(&[17; 64]).is_err());
     }
 
     #[test]

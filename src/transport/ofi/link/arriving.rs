@@ -5,10 +5,11 @@ use std::io;
 use std::time::Instant;
 
 use super::super::bulk::{CHECKSUM, PayloadPosted};
-use super::super::limits::{MAX_ANNOUNCED, RETRY, STALL};
+use super::super::limits::{EAGER, MAX_ANNOUNCED, RETRY, STALL};
 use super::super::sys::{CompletionError, Label};
 use super::super::wire::OfiContent;
 use super::OfiLink;
+use super::eager::Slots;
 use crate::memory::Slice;
 use crate::transport::{LinkKey, PartialFrame, PayloadStatus, ReceiveTarget, Sink};
 
@@ -25,21 +26,29 @@ pub(super) struct OfiInbox {
     got: usize,
     status: PayloadStatus,
     /// Payloads that are not reported yet, in order.
-    payloads: VecDeque<ArrivingPayload>,
+    pub(super) payloads: VecDeque<ArrivingPayload>,
+    pub(super) slots: Slots,
     /// The tag of the next payload: from a random number on, so that only the peer knows it.
     tag: u64,
     /// A payload has arrived with a checksum: from then on, all must have one.
     has_covered: bool,
     /// When the last payload has arrived, or the first one was expected.
-    last_progress: Option<Instant>,
+    pub(super) last_progress: Option<Instant>,
 }
 
-struct ArrivingPayload {
-    number: u64,
-    state: PayloadState,
+pub(super) struct ArrivingPayload {
+    pub number: u64,
+    pub state: PayloadState,
 }
 
-enum PayloadState {
+pub(super) enum PayloadState {
+    /// It comes to a slot. `None`: nobody wants it.
+    Coming {
+        memory: Option<Slice>,
+        len: usize,
+        covered: bool,
+        slot: u8,
+    },
     /// The provider had no room for its receive.
     Waiting {
         memory: Slice,
@@ -56,7 +65,7 @@ enum PayloadState {
 /// No payload of the bulk endpoint.
 const INLINE: u64 = u64::MAX;
 
-fn broken(what: &str) -> io::Error {
+pub(super) fn broken(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("it sent {what}"))
 }
 
@@ -69,6 +78,7 @@ impl OfiInbox {
             got: 0,
             status: PayloadStatus::Whole,
             payloads: VecDeque::new(),
+            slots: Slots::default(),
             tag: first_tag,
             has_covered: false,
             last_progress: None,
@@ -155,7 +165,7 @@ impl OfiInbox {
     }
 
     /// Reports the payloads that have arrived, and before which no other is missing.
-    fn report(&mut self, key: LinkKey, sink: &mut dyn Sink) {
+    pub(super) fn report(&mut self, key: LinkKey, sink: &mut dyn Sink) {
         while let Some(ArrivingPayload { state: PayloadState::Done(status), .. }) = self.payloads.front() {
             let status = *status;
             self.payloads.pop_front();
@@ -168,8 +178,36 @@ impl OfiInbox {
         PAYLOAD_TAG | self.tag & (PAYLOAD_TAG - 1)
     }
 
+    /// So many tags, from this one on.
+    pub(super) fn next_tags(&mut self, count: u64) -> u64 {
+        let first = self.next_tag();
+        self.tag = self.tag.wrapping_add(count);
+        first
+    }
+
     fn is_expecting(&self) -> bool {
-        self.payloads.iter().any(|payload| matches!(payload.state, PayloadState::Posted { .. }))
+        self.payloads.iter().any(|payload| matches!(payload.state, PayloadState::Posted { .. } | PayloadState::Coming { .. }))
+    }
+
+    /// A payload is expected from now on.
+    pub(super) fn expect(&mut self, payload: ArrivingPayload) {
+        if !self.is_expecting() {
+            self.last_progress = Some(Instant::now());
+        }
+        self.payloads.push_back(payload);
+    }
+
+    /// Where a payload goes that is announced under this number.
+    pub(super) fn announced_target(&mut self, number: u64, len: usize, covered: bool) -> io::Result<ReceiveTarget<Slice>> {
+        let target = self.take_target()?;
+        if len != target.len || self.got > 0 {
+            return Err(broken("a payload of another length than announced"));
+        }
+        if number == INLINE || self.payloads.iter().any(|payload| payload.number == number) {
+            return Err(broken("a payload under the number of another one"));
+        }
+        self.check_covered(covered)?;
+        Ok(target)
     }
 
     /// A peer that is alive, and sends nothing of a payload for long: the provider has lost its connection. Returns when to look
@@ -194,14 +232,7 @@ impl OfiLink {
         name: &[u8],
         sink: &mut dyn Sink,
     ) -> io::Result<()> {
-        let target = inbox.take_target()?;
-        if len != target.len || inbox.got > 0 {
-            return Err(broken("a payload of another length than announced"));
-        }
-        if number == INLINE || inbox.payloads.iter().any(|payload| payload.number == number) {
-            return Err(broken("a payload under the number of another one"));
-        }
-        inbox.check_covered(covered)?;
+        let target = inbox.announced_target(number, len, covered)?;
         let Some(memory) = target.memory else {
             inbox.payloads.push_back(ArrivingPayload { number, state: PayloadState::Done(PayloadStatus::Whole) });
             self.send_control(&OfiContent::Taken { number })?;
@@ -211,9 +242,9 @@ impl OfiLink {
         let bulk = self.bulk()?;
         bulk.set_peer(name, self.remote)?;
         self.shared.begin_payload(&bulk);
-        inbox.payloads.push_back(ArrivingPayload { number, state: PayloadState::Waiting { memory, covered } });
-        if !inbox.is_expecting() {
-            inbox.last_progress = Some(Instant::now());
+        inbox.expect(ArrivingPayload { number, state: PayloadState::Waiting { memory, covered } });
+        if len <= EAGER && !inbox.slots.are_open() {
+            self.open_slots(inbox)?;
         }
         if self.post_waiting(inbox, sink)? {
             self.wants_timer(Instant::now() + RETRY);
@@ -250,10 +281,10 @@ impl OfiLink {
             }
         }
         inbox.report(self.key, sink);
-        Ok(false)
+        self.post_slots(inbox)
     }
 
-    fn send_control(&self, content: &OfiContent<'_>) -> io::Result<()> {
+    pub(super) fn send_control(&self, content: &OfiContent<'_>) -> io::Result<()> {
         let sent = self.out.lock().send(&self.port, content);
         sent?;
         self.check_sent(Ok(()));
@@ -271,10 +302,11 @@ impl OfiLink {
         if self.is_closed() {
             return;
         }
+        self.hold();
         let mut inbox = self.inbox.lock();
         let Some(payload) = inbox.payloads.iter_mut().find(|payload| payload.number == number) else { return };
         let PayloadState::Posted { memory, covered } = &payload.state else { return };
-        match arrived(memory, *covered, result, buffer) {
+        match arrived(Some(memory), memory.len, *covered, result, buffer.as_deref()) {
             Ok(status) => {
                 payload.state = PayloadState::Done(status);
                 inbox.last_progress = Some(Instant::now());
@@ -295,11 +327,12 @@ impl OfiLink {
 }
 
 /// How a payload has arrived.
-fn arrived(
-    memory: &Slice,
+pub(super) fn arrived(
+    memory: Option<&Slice>,
+    expected: usize,
     covered: bool,
     result: Result<usize, CompletionError>,
-    buffer: Option<Vec<u8>>,
+    buffer: Option<&[u8]>,
 ) -> io::Result<PayloadStatus> {
     let len = match result {
         Ok(len) => len,
@@ -309,15 +342,15 @@ fn arrived(
     if len == 0 {
         return Ok(PayloadStatus::SourceGone);
     }
-    if len != memory.len + if covered { CHECKSUM } else { 0 } {
+    if len != expected + if covered { CHECKSUM } else { 0 } {
         return Err(broken("a payload of another length than announced"));
     }
     let Some(buffer) = buffer else { return Ok(PayloadStatus::Whole) };
-    let Some((bytes, sum)) = buffer.get(..len).and_then(|bytes| bytes.split_at_checked(memory.len)) else {
+    let Some((bytes, sum)) = buffer.get(..len).and_then(|bytes| bytes.split_at_checked(expected)) else {
         return Err(broken("a payload of another length than announced"));
     };
     if covered && sum != crc32c::crc32c(bytes).to_le_bytes() {
         return Ok(PayloadStatus::Damaged);
     }
-    Ok(if memory.write(bytes) { PayloadStatus::Whole } else { PayloadStatus::TargetGone })
+    Ok(if memory.is_none_or(|memory| memory.write(bytes)) { PayloadStatus::Whole } else { PayloadStatus::TargetGone })
 }

@@ -31,18 +31,39 @@ impl OfiLink {
         Ok(())
     }
 
+    /// The peer has posted receives for payloads that come at once.
+    pub(super) fn peer_has_slots(&self, tag: u64, count: u8, name: &[u8]) -> io::Result<()> {
+        self.bulk()?.set_peer(name, self.remote)?;
+        self.out.lock().set_slots(tag, count)
+    }
+
+    /// Sends the payloads that were announced, and for which the peer is ready before.
+    pub(super) fn send_eager(&self) -> io::Result<()> {
+        let eager = self.out.lock().take_eager();
+        if eager.is_empty() {
+            return Ok(());
+        }
+        self.leaving.lock().waiting.extend(eager);
+        if self.send_payloads()? {
+            self.wants_timer(Instant::now() + RETRY);
+        }
+        Ok(())
+    }
+
     /// Sends the payloads that the peer is ready for. True when some must wait.
     fn send_payloads(&self) -> io::Result<bool> {
         let bulk = self.bulk()?;
         loop {
             let Some((payload, tag)) = self.leaving.lock().waiting.pop_front() else { return Ok(false) };
             let label = Label::Payload { link: self.number, number: payload.number };
+            // Another thread may handle its arrival before this one is back.
+            self.leaving.lock().sent.insert(payload.number);
             match bulk.send(&payload.memory, tag, label, payload.covered)? {
-                PayloadPosted::Begun | PayloadPosted::Gone => {
-                    self.leaving.lock().sent.insert(payload.number);
-                }
+                PayloadPosted::Begun | PayloadPosted::Gone => {}
                 PayloadPosted::Busy => {
-                    self.leaving.lock().waiting.push_front((payload, tag));
+                    let mut leaving = self.leaving.lock();
+                    leaving.sent.remove(&payload.number);
+                    leaving.waiting.push_front((payload, tag));
                     return Ok(true);
                 }
             }
@@ -71,6 +92,7 @@ impl OfiLink {
             let what = "it reports the arrival of a payload that it was not sent";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
+        self.out.lock().free_slot_of(number);
         self.bulk()?.end_payload();
         sink.returned(self.key);
         Ok(())

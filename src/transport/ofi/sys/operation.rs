@@ -20,6 +20,8 @@ pub(in super::super) enum Label {
     Sent { backlog: u64, number: u64 },
     /// A payload of a link, by the number that its sender gave it.
     Payload { link: u64, number: u64 },
+    /// A receive of a link for payloads that come at once.
+    Slot { link: u64, slot: u8 },
     /// A part of a transfer by RMA, by the link's number of the transfer.
     Rma { link: u64, number: u64 },
 }

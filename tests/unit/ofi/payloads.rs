@@ -1,0 +1,468 @@
+//! Messages of several parts, and payloads that come at once, between a transport that is driven by hand and a peer that sends
+//! whatever it likes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::super::Ofi;
+use super::super::limits::{EAGER, MESSAGE, SLOTS};
+use super::super::station::Station;
+use super::super::sys::{EndpointName, Label, PeerAddress, Posted};
+use super::super::wire::{self, OfiContent, OfiHeader};
+use super::{BOUND, Raw, parts, provider, station};
+use crate::Address;
+use crate::address::OfiProvider;
+use crate::memory::{Region, Slice};
+use crate::proto::wire::VERSIONS;
+use crate::transport::{Consumed, Link, LinkKey, PayloadStatus, Reactor, ReceiveTarget, Sent, Sink, TransportDriver};
+
+/// What the victim's engine would do: it answers each byte of the stream with one byte, but for a frame that announces a payload.
+#[derive(Default)]
+struct Answers {
+    link: Option<Arc<dyn Link>>,
+    target: Option<Arc<Region>>,
+    /// What it sends when a payload of its own has arrived.
+    next: Option<Slice>,
+    answered: usize,
+    done: Vec<PayloadStatus>,
+    closed: Option<String>,
+}
+
+/// Begins a frame that announces a payload of so many bytes, in four bytes.
+const FRAME: u8 = b'P';
+
+impl Sink for Answers {
+    fn accepted(&mut self, _remote: Address) -> LinkKey {
+        LinkKey(1)
+    }
+    fn attach(&mut self, _key: LinkKey, link: Arc<dyn Link>) {
+        self.link = Some(link);
+    }
+    fn connected(&mut self, _key: LinkKey) {}
+    fn chunk(&mut self, _key: LinkKey, _len: usize) {}
+    fn bytes(&mut self, _key: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
+        if let Some(len) = bytes.strip_prefix(&[FRAME]) {
+            let len = u32::from_le_bytes(len.try_into().unwrap()) as usize;
+            let memory = self.target.as_ref().and_then(|region| Slice::whole(region).part(0, len));
+            return Some(Consumed { used: bytes.len(), target: Some(ReceiveTarget { memory, len }) });
+        }
+        for byte in bytes {
+            let sent = self.link.as_ref().unwrap().send(vec![*byte], None);
+            assert!(matches!(sent, Sent::All(_)));
+            self.answered += 1;
+        }
+        Some(Consumed { used: bytes.len(), target: None })
+    }
+    fn payload_done(&mut self, _key: LinkKey, status: PayloadStatus) {
+        self.done.push(status);
+    }
+    fn heard(&mut self, _key: LinkKey) {}
+    fn sent(&mut self, _key: LinkKey, _buffer: Vec<u8>, _lent: bool) {}
+    fn returned(&mut self, _key: LinkKey) {
+        let payload = self.next.take().unwrap();
+        assert!(matches!(self.link.as_ref().unwrap().send(vec![FRAME], Some(payload)), Sent::Lent(_)));
+    }
+    fn rma_capable(&mut self, _key: LinkKey) {}
+    fn rma_done(&mut self, _key: LinkKey, _operation: u64, _result: std::io::Result<()>) {}
+    fn closed(&mut self, _key: LinkKey, cause: std::io::Error) {
+        self.closed = Some(cause.to_string());
+    }
+}
+
+/// A transport with one link, and the peer of that link.
+struct Driven {
+    ofi: Ofi,
+    sink: Answers,
+    raw: Raw,
+    /// The peer's endpoint for payloads, and the victim's address there.
+    bulk: Station,
+    to: Option<PeerAddress>,
+    /// The victim's number of the link, and the sequence number of the peer's next message.
+    link: u64,
+    sequence: u32,
+    /// Parts that the victim has sent, and that no test has looked at.
+    heard: Vec<Heard>,
+    /// The messages that had these, and those of all that take credit.
+    heard_in: usize,
+    messages: usize,
+    /// Payloads that have come from the victim.
+    received: usize,
+    _polls: [mio::Poll; 2],
+}
+
+/// A part of a message.
+#[derive(Clone, Debug, PartialEq)]
+enum Heard {
+    Byte(u8),
+    Ready(u64, u64),
+    Slots(u64, u8),
+    Taken(u64),
+    Eager(u64, u8),
+    Bye,
+    Other,
+}
+
+impl Driven {
+    fn new() -> Option<Driven> {
+        if let Err(reason) = provider::available(OfiProvider::Tcp) {
+            println!("skipped: {reason}");
+            return None;
+        }
+        let poll = mio::Poll::new().unwrap();
+        let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
+        let reactor = Reactor { registry: poll.registry().try_clone().unwrap(), waker, first_token: 1 };
+        let ofi = Ofi::new(reactor, 1, VERSIONS, false);
+        let address = ofi.listen(&"ofi+tcp://127.0.0.1:0".parse().unwrap()).unwrap();
+        let raw = Raw::to(address.socket().unwrap());
+        let (bulk, bulk_poll) = station();
+        let sink = Answers { target: Some(Region::from_vec(vec![0; EAGER])), ..Answers::default() };
+        let (to, link, sequence) = (None, 0, 0);
+        let (heard, heard_in, messages, received, _polls) = (Vec::new(), 0, 0, 0, [poll, bulk_poll]);
+        let mut driven = Driven { ofi, sink, raw, bulk, to, link, sequence, heard, heard_in, messages, received, _polls };
+        let hello = driven.message(OfiHeader { sequence: 0, to: 0, handled: 0 }, &[OfiContent::Hello(driven.raw.hello())]);
+        driven.post(&hello);
+        let begin = Instant::now();
+        while driven.link == 0 {
+            assert!(begin.elapsed() < BOUND, "no answer to the hello");
+            driven.poll();
+        }
+        Some(driven)
+    }
+
+    fn message(&self, header: OfiHeader, parts: &[OfiContent<'_>]) -> Vec<u8> {
+        let mut message = Vec::new();
+        wire::encode(header, &parts[0], &mut message);
+        parts[1..].iter().for_each(|part| assert!(wire::add_part(part, MESSAGE, &mut message)));
+        message
+    }
+
+    /// Sends a message. The victim does nothing meanwhile, once there is a connection.
+    fn post(&mut self, message: &[u8]) {
+        let begin = Instant::now();
+        while !self.raw.try_send(message) {
+            assert!(begin.elapsed() < BOUND, "the provider takes nothing");
+            self.poll();
+        }
+    }
+
+    fn say(&mut self, parts: &[OfiContent<'_>]) {
+        let header = OfiHeader { sequence: self.sequence, to: self.link, handled: self.messages as u32 };
+        let message = self.message(header, parts);
+        self.sequence += 1;
+        self.post(&message);
+    }
+
+    /// One pass of the victim's driver, and what it has sent.
+    fn poll(&mut self) {
+        self.ofi.poll(&mut self.sink);
+        self.listen();
+    }
+
+    /// What the victim has sent.
+    fn listen(&mut self) {
+        self.received += self.bulk.take_completions().unwrap().iter().filter(|done| !done.is_send).count();
+        for done in self.raw.station.take_completions().unwrap() {
+            let (false, Some(buffer), Ok(len)) = (done.is_send, &done.buffer, done.result) else { continue };
+            let message = &buffer[..len];
+            let (_, first, _) = wire::decode(message).unwrap();
+            if let OfiContent::Accept(accept) = first {
+                self.link = accept.link;
+                continue;
+            }
+            let all = parts(message);
+            self.heard_in += 1;
+            // Of those that take a credit.
+            self.messages += usize::from(all.iter().any(|part| part.is_credited()));
+            self.heard.extend(all.iter().map(|part| match *part {
+                OfiContent::Bytes(&[byte]) => Heard::Byte(byte),
+                OfiContent::Ready { number, tag, .. } => Heard::Ready(number, tag),
+                OfiContent::Slots { tag, count, name } => {
+                    self.to.get_or_insert_with(|| self.bulk.av.insert(&EndpointName::from_bytes(name).unwrap()).unwrap());
+                    Heard::Slots(tag, count)
+                }
+                OfiContent::Taken { number } => Heard::Taken(number),
+                OfiContent::Eager { number, slot, .. } => Heard::Eager(number, slot),
+                OfiContent::Bye => Heard::Bye,
+                _ => Heard::Other,
+            }));
+            self.raw.station.endpoint.receive(vec![0; MESSAGE], 0, Label::Message).unwrap();
+        }
+    }
+
+    #[track_caller]
+    fn poll_until(&mut self, what: &str, is_done: impl Fn(&Driven) -> bool) {
+        let begin = Instant::now();
+        while !is_done(self) {
+            assert!(begin.elapsed() < BOUND, "{what}: {:?}, {:?}", self.heard, self.sink.closed);
+            self.poll();
+        }
+    }
+
+    /// As `poll_until`, while the victim does nothing.
+    #[track_caller]
+    fn listen_until(&mut self, what: &str, is_done: impl Fn(&Driven) -> bool) {
+        let begin = Instant::now();
+        while !is_done(self) {
+            assert!(begin.elapsed() < BOUND, "{what}: {:?}", self.heard);
+            self.listen();
+        }
+    }
+
+    /// The peer announces a payload for which it waits until the victim is ready, and sends it. Returns the tag of the first slot.
+    #[track_caller]
+    fn open_slots(&mut self) -> u64 {
+        let (len, frame) = (9000, frame(9000));
+        let name = self.bulk.endpoint.name().bytes().to_vec();
+        self.say(&[OfiContent::Announce { number: 0, len, covered: false, name: &name, bytes: &frame }]);
+        self.poll_until("slots", |driven| driven.heard.len() >= 2);
+        let [Heard::Slots(first, count), Heard::Ready(0, tag)] = self.heard[..] else { panic!("{:?}", self.heard) };
+        assert_eq!(self.heard_in, 1);
+        assert_eq!(usize::from(count), SLOTS);
+        self.send_payload(tag, vec![1; len as usize]);
+        self.poll_until("the first payload", |driven| driven.heard.contains(&Heard::Taken(0)));
+        self.forget_heard();
+        first
+    }
+
+    fn forget_heard(&mut self) {
+        self.heard.clear();
+        self.heard_in = 0;
+    }
+
+    fn send_payload(&mut self, tag: u64, bytes: Vec<u8>) {
+        let (begin, to, mut waiting) = (Instant::now(), self.to.unwrap(), Some(bytes));
+        while let Some(bytes) = waiting.take() {
+            assert!(begin.elapsed() < BOUND, "the provider takes nothing");
+            if let Posted::Busy(bytes) = self.bulk.endpoint.send(to, bytes, tag, Label::Message).unwrap() {
+                waiting = Some(bytes);
+            }
+            self.poll();
+        }
+    }
+
+    fn bytes_at_target(&self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        assert!(Slice::whole(self.sink.target.as_ref().unwrap()).part(0, len).unwrap().read(&mut bytes));
+        bytes
+    }
+
+    fn finish(mut self) {
+        self.say(&[OfiContent::Bye]);
+        self.poll_until("the end", |driven| driven.sink.closed.is_some());
+    }
+}
+
+fn frame(len: u32) -> Vec<u8> {
+    [&[FRAME][..], &len.to_le_bytes()].concat()
+}
+
+fn eager(number: u64, len: u32, slot: u8, bytes: &[u8]) -> OfiContent<'_> {
+    OfiContent::Eager { number, len, covered: false, slot, bytes }
+}
+
+#[test]
+fn answers_of_one_pass_go_out_as_one_message() {
+    let Some(mut driven) = Driven::new() else { return };
+    let (mut total, mut fewest) = (0, usize::MAX);
+    // What was sent may arrive in several passes on a busy machine: of those, each has one message.
+    for _ in 0..20 {
+        (0..6).for_each(|byte| driven.say(&[OfiContent::Bytes(&[byte])]));
+        total += 6;
+        let (before, mut passes, begin) = (driven.messages, 0, Instant::now());
+        while driven.sink.answered < total {
+            assert!(begin.elapsed() < BOUND);
+            let answered = driven.sink.answered;
+            driven.poll();
+            passes += usize::from(driven.sink.answered > answered);
+        }
+        driven.poll_until("answers", |driven| driven.heard.len() == total);
+        assert_eq!(driven.messages - before, passes);
+        fewest = fewest.min(passes);
+    }
+    assert!(fewest < 6, "each message has a pass of its own");
+    let answers: Vec<Heard> = (0..total).map(|index| Heard::Byte((index % 6) as u8)).collect();
+    assert_eq!(driven.heard, answers);
+    driven.finish();
+}
+
+#[test]
+fn parts_are_handled_in_their_order() {
+    let Some(mut driven) = Driven::new() else { return };
+    driven.say(&[1, 2, 3].map(|byte| [byte]).each_ref().map(|byte| OfiContent::Bytes(byte)));
+    driven.poll_until("answers", |driven| driven.heard.len() == 3);
+    assert_eq!(driven.heard, [1, 2, 3].map(Heard::Byte));
+    driven.finish();
+}
+
+#[test]
+fn payloads_come_at_once_before_or_after_their_announcement() {
+    let Some(mut driven) = Driven::new() else { return };
+    let first = driven.open_slots();
+    for turn in 0..3 * SLOTS as u64 {
+        let (number, slot, value) = (turn + 1, (turn % SLOTS as u64) as u8, turn as u8 + 2);
+        let len = EAGER as u32 - turn as u32;
+        let bytes = frame(len);
+        if turn % 2 == 0 {
+            driven.say(&[eager(number, len, slot, &bytes)]);
+            driven.poll();
+            driven.send_payload(first + u64::from(slot), vec![value; len as usize]);
+        } else {
+            driven.send_payload(first + u64::from(slot), vec![value; len as usize]);
+            (0..20).for_each(|_| driven.poll());
+            driven.say(&[eager(number, len, slot, &bytes)]);
+        }
+        driven.poll_until("the payload", |driven| driven.heard.contains(&Heard::Taken(number)));
+        assert!(driven.bytes_at_target(len as usize) == vec![value; len as usize], "payload {number}");
+    }
+    // One whose memory is gone at its source, and two that nobody takes.
+    driven.say(&[eager(100, 500, 0, &frame(500))]);
+    driven.send_payload(first, Vec::new());
+    driven.poll_until("an empty payload", |driven| driven.heard.contains(&Heard::Taken(100)));
+    driven.sink.target.as_ref().unwrap().close();
+    driven.say(&[eager(101, 500, 1, &frame(500))]);
+    driven.send_payload(first + 1, vec![1; 500]);
+    driven.poll_until("a payload without a place", |driven| driven.heard.contains(&Heard::Taken(101)));
+    driven.sink.target = None;
+    driven.say(&[eager(102, 500, 2, &frame(500))]);
+    driven.send_payload(first + 2, vec![1; 500]);
+    driven.poll_until("a payload that is not wanted", |driven| driven.heard.contains(&Heard::Taken(102)));
+    let [.., source_gone, target_gone, unwanted] = driven.sink.done[..] else { panic!("{:?}", driven.sink.done) };
+    assert_eq!(
+        (source_gone, target_gone, unwanted),
+        (PayloadStatus::SourceGone, PayloadStatus::TargetGone, PayloadStatus::Whole)
+    );
+    assert!(driven.sink.done[..13].iter().all(|status| *status == PayloadStatus::Whole));
+    driven.finish();
+}
+
+#[test]
+fn arrivals_are_reported_together() {
+    let Some(mut driven) = Driven::new() else { return };
+    let first = driven.open_slots();
+    for slot in 0..SLOTS as u8 {
+        driven.send_payload(first + u64::from(slot), vec![slot; 100]);
+    }
+    (0..20).for_each(|_| driven.poll());
+    let frame = frame(100);
+    for slot in 0..SLOTS as u8 {
+        driven.say(&[eager(u64::from(slot) + 1, 100, slot, &frame)]);
+    }
+    driven.poll_until("reports", |driven| driven.heard.len() == SLOTS);
+    assert_eq!(driven.heard, [1, 2, 3, 4].map(Heard::Taken));
+    assert!(driven.heard_in < SLOTS, "each has a message of its own");
+    // A single one does not wait without end, either for polls, or until the driver sleeps.
+    for sleeps in [false, true] {
+        driven.forget_heard();
+        driven.say(&[eager(5, 100, 0, &frame)]);
+        driven.send_payload(first, vec![0; 100]);
+        let done = driven.sink.done.len();
+        let begin = Instant::now();
+        while driven.sink.done.len() == done && driven.heard.is_empty() {
+            assert!(begin.elapsed() < BOUND);
+            driven.poll();
+        }
+        if sleeps {
+            driven.ofi.park();
+            driven.ofi.unpark();
+            driven.listen_until("a report before it sleeps", |driven| !driven.heard.is_empty());
+        }
+        driven.poll_until("a report", |driven| driven.heard == [Heard::Taken(5)]);
+    }
+    driven.finish();
+}
+
+#[test]
+fn a_frame_waits_for_a_slot_and_goes_with_its_payload() {
+    let Some(mut driven) = Driven::new() else { return };
+    let name = driven.bulk.endpoint.name().bytes().to_vec();
+    driven.say(&[OfiContent::Slots { tag: 1 << 46, count: 2, name: &name }, OfiContent::Bytes(&[1])]);
+    driven.poll_until("an answer", |driven| driven.heard == [Heard::Byte(1)]);
+    let link = driven.sink.link.clone().unwrap();
+    let payload = Slice::whole(&Region::from_vec(vec![0; EAGER]));
+    (0..2).for_each(|_| assert!(matches!(link.send(vec![FRAME], Some(payload.clone())), Sent::Lent(_))));
+    driven.listen_until("announcements", |driven| driven.heard.len() == 3);
+    assert_eq!(driven.heard[1..], [Heard::Eager(0, 0), Heard::Eager(1, 1)]);
+    (0..2).for_each(|slot| {
+        driven.bulk.endpoint.receive(vec![0; EAGER], (1 << 46) + slot, Label::Message).unwrap();
+    });
+    driven.poll_until("payloads", |driven| driven.received == 2);
+    driven.forget_heard();
+    // It waits now, and goes with the payload of the slot that becomes free.
+    assert!(matches!(link.send(vec![7], None), Sent::All(_)));
+    driven.sink.next = Some(payload.clone());
+    driven.say(&[OfiContent::Taken { number: 0 }]);
+    driven.poll_until("the frame", |driven| driven.heard.len() == 2);
+    assert_eq!((&driven.heard[..], driven.heard_in), (&[Heard::Byte(7), Heard::Eager(2, 0)][..], 1));
+    // Not without end.
+    driven.forget_heard();
+    assert!(matches!(link.send(vec![8], None), Sent::All(_)));
+    driven.poll_until("the frame", |driven| driven.heard == [Heard::Byte(8)]);
+    // Nor if the driver sleeps, or does so meanwhile.
+    driven.forget_heard();
+    driven.ofi.park();
+    assert!(matches!(link.send(vec![9], None), Sent::All(_)));
+    driven.ofi.unpark();
+    assert!(matches!(link.send(vec![10], None), Sent::All(_)));
+    driven.ofi.park();
+    driven.ofi.unpark();
+    driven.listen_until("the frames", |driven| driven.heard == [Heard::Byte(9), Heard::Byte(10)]);
+    driven.finish();
+}
+
+#[test]
+fn malformed_parts_end_the_link() {
+    type Break = fn(&mut Vec<u8>);
+    let cases: [(&str, Break); 5] = [
+        ("a part that is cut off", |message| message.truncate(message.len() - 1)),
+        ("a second part behind the end", |message| message[20..22].copy_from_slice(&9000u16.to_le_bytes())),
+        ("a second part within the header", |message| message[20..22].copy_from_slice(&4u16.to_le_bytes())),
+        ("an unknown part", |message| message[25] = 99),
+        ("bytes behind the last part", |message| message.push(0)),
+    ];
+    for (what, harm) in cases {
+        let Some(mut driven) = Driven::new() else { return };
+        let header = OfiHeader { sequence: 0, to: driven.link, handled: 0 };
+        let mut message = driven.message(header, &[OfiContent::Bytes(&[1]), OfiContent::Bytes(&[2]), OfiContent::Credit]);
+        harm(&mut message);
+        driven.post(&message);
+        driven.poll_until(what, |driven| driven.sink.closed.is_some());
+        let closed = driven.sink.closed.take().unwrap();
+        assert!(closed.contains("malformed"), "{what}: {closed}");
+    }
+}
+
+#[test]
+fn payloads_that_break_the_rules_end_the_link() {
+    type Case = fn(&mut Driven, u64);
+    let cases: [(&str, Case); 8] = [
+        ("a slot that is not there", |driven, _| driven.say(&[eager(1, 100, SLOTS as u8, &frame(100))])),
+        ("a slot that is in use", |driven, _| {
+            driven.say(&[eager(1, 100, 0, &frame(100)), eager(2, 100, 0, &frame(100))]);
+        }),
+        ("a number that is in use", |driven, _| {
+            driven.say(&[eager(1, 100, 0, &frame(100)), eager(1, 100, 1, &frame(100))]);
+        }),
+        ("a payload without a frame", |driven, _| driven.say(&[eager(1, 100, 0, b"")])),
+        ("another length than that of the frame", |driven, _| driven.say(&[eager(1, 101, 0, &frame(100))])),
+        ("a payload that is too long for a slot", |driven, _| {
+            driven.sink.target = None;
+            driven.say(&[eager(1, 1 << 20, 0, &frame(1 << 20))]);
+        }),
+        ("a payload that is shorter than announced", |driven, first| {
+            driven.say(&[eager(1, 100, 0, &frame(100))]);
+            driven.send_payload(first, vec![1; 99]);
+        }),
+        ("a payload that is longer than the receive", |driven, first| {
+            driven.say(&[eager(1, 100, 0, &frame(100))]);
+            driven.send_payload(first, vec![1; EAGER + 100]);
+        }),
+    ];
+    for (what, case) in cases {
+        let Some(mut driven) = Driven::new() else { return };
+        let first = driven.open_slots();
+        case(&mut driven, first);
+        driven.poll_until(what, |driven| driven.sink.closed.is_some());
+        let closed = driven.sink.closed.take().unwrap();
+        assert!(closed.contains("it sent"), "{what}: {closed}");
+    }
+}
