@@ -59,7 +59,7 @@ unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
         unsafe { _mm_stream_si128(to.wrapping_add(at).cast(), word) };
     }
     // These stores take no part in the order of others, so what is stored next must not be seen before them.
-    #[allow(unused_unsafe, reason = "it is safe from Rust 1.89 on")]
+    #[allow(unused_unsafe, reason = "it is safe in later versions")]
     // SAFETY: it accesses no memory.
     unsafe {
         _mm_sfence();
