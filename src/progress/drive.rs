@@ -8,7 +8,6 @@ use std::time::Duration;
 use super::Core;
 use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
-use super::polls::HOLD;
 use super::processor;
 use super::steps::{CoreSink, Outputs, PendingOutputs, collect};
 use super::workers::{self, Job};
@@ -40,6 +39,8 @@ const SWITCH_NS: u64 = 2_000;
 /// are the user's, who may have bound them.
 const CROWDED_EVENTS: u32 = 32;
 const MOVE_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a future that leads in a crowd holds calls that may wait for more, while the answers to others may come.
+const HOLD: Duration = Duration::from_micros(10);
 /// How long a caller stays awake while another thread drives, and how long the poll of a future drives.
 pub(super) const AWAKE: Duration = Duration::from_micros(20);
 

@@ -35,8 +35,6 @@ const BREAK: Duration = Duration::from_micros(50);
 /// After operations that have led in vain, or calls that were held in vain, up to two to the power of this many do not lead, or are
 /// not held.
 const MOST_MISSES: u32 = 6;
-/// How long calls that may wait for more are held, while the answers to others may come.
-pub(super) const HOLD: Duration = Duration::from_micros(10);
 /// A leader that has not been polled during so many polls of others is gone.
 const LEADER_LOST: u32 = 1024;
 
@@ -151,6 +149,12 @@ impl Polls {
         self.holding.note(by_event);
     }
 
+    /// How many times in a row calls were held in vain.
+    #[cfg(test)]
+    pub(super) fn holds_in_vain(&self) -> u32 {
+        self.holding.count.load(Ordering::Relaxed)
+    }
+
     fn has_leader(&self) -> bool {
         self.leader.load(Ordering::Relaxed) != 0
     }
@@ -253,37 +257,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::Pin;
-    use std::task::Context;
-
     use super::*;
-    use crate::{Engine, Request, Result};
-
-    #[test]
-    fn calls_that_may_wait_for_others_are_held_for_a_moment() -> Result<()> {
-        let server = Engine::server("loop://")?;
-        server.define("echo", |_: &Request, n: u64| n)?;
-        let client = Engine::client("loop")?;
-        let echo = client.procedure::<u64, u64>("echo").on(client.lookup(server.address())?);
-        echo.call(&0)?;
-        let (core, far) = (client.by_hand(), server.by_hand());
-        if core.spin.is_none() {
-            // With one processor, futures do not drive.
-            return Ok(());
-        }
-        // The first seven are sent at once; with fourteen, half of them would wait, and they would be sent.
-        let mut pending: Vec<_> = (0..13).map(|n| echo.start(&n)).collect::<Result<_>>()?;
-        let is_held = || core.unsent.load(Ordering::Relaxed);
-        let mut context = Context::from_waker(Waker::noop());
-        let mut poll = || Pin::new(&mut pending[0]).poll(&mut context).is_ready();
-        assert!(is_held() && !poll() && is_held(), "other tasks have not been polled yet");
-        assert!(!poll() && !is_held(), "they are held for as long as a poll drives");
-        assert_eq!(core.polls.holding.count.load(Ordering::Relaxed), 1, "no answer came meanwhile");
-        while !poll() {
-            far.turn(false);
-        }
-        Ok(())
-    }
 
     #[test]
     fn what_is_done_in_vain_is_done_ever_more_rarely_until_it_is_of_use() {

@@ -526,6 +526,11 @@ impl Core {
         self.driver_lock.release();
     }
 
+    /// Whether the protocol has frames that are left for the driver; and how often such frames were held in vain, where futures drive.
+    pub(crate) fn held_calls(&self) -> Option<(bool, u32)> {
+        self.spin.map(|_| (self.unsent.load(Ordering::SeqCst), self.polls.holds_in_vain()))
+    }
+
     /// Fails when the calling thread drives, and holds a lock that it drives with.
     pub(crate) fn assert_unlocked(&self) {
         assert!(self.driver.try_lock_for(Duration::from_secs(5)).is_some(), "the reactor is locked");

@@ -440,3 +440,30 @@ fn hooks_and_wakers_run_without_locks_held() {
         }
     }
 }
+
+/// Calls that tasks start while others are unanswered wait for more of them, for a moment.
+#[test]
+fn calls_of_tasks_are_held_while_answers_may_come() -> crate::Result<()> {
+    let server = Engine::server("loop://")?;
+    server.define("echo", |_: &Request, n: u64| n)?;
+    let client = Engine::client("loop")?;
+    let echo = client.procedure::<u64, u64>("echo").on(client.lookup(server.address())?);
+    echo.call(&0)?;
+    let (core, far) = (client.by_hand(), server.by_hand());
+    // The first seven are sent at once; with fourteen, half of them would wait, and they would be sent.
+    let mut pending: Vec<_> = (0..13).map(|n| echo.start(&n)).collect::<crate::Result<_>>()?;
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut poll = || std::pin::Pin::new(&mut pending[0]).poll(&mut context).is_ready();
+    // With one processor, futures do not drive.
+    if let Some(held) = core.held_calls() {
+        assert_eq!(held, (true, 0));
+        assert!(!poll());
+        assert_eq!(core.held_calls(), Some((true, 0)), "other tasks have not been polled yet");
+        assert!(!poll());
+        assert_eq!(core.held_calls(), Some((false, 1)), "no answer came while a poll drove, so they are sent");
+    }
+    while !poll() {
+        far.turn(false);
+    }
+    Ok(())
+}

@@ -9,7 +9,6 @@ use super::super::limits::{EAGER, MAX_ANNOUNCED, RETRY, STALL};
 use super::super::sys::{CompletionError, Label};
 use super::super::wire::OfiContent;
 use super::OfiLink;
-use super::eager::Slots;
 use crate::memory::Slice;
 use crate::transport::{LinkKey, PartialFrame, PayloadStatus, ReceiveTarget, Sink};
 
@@ -60,6 +59,28 @@ pub(super) enum PayloadState {
         covered: bool,
     },
     Done(PayloadStatus),
+}
+
+/// A receive for a payload that comes at once.
+pub(super) enum Slot {
+    Posted,
+    /// A payload has come, which may not be announced yet.
+    Filled(Result<usize, CompletionError>, Vec<u8>),
+    /// The payload of this number has arrived, and the provider had no room for the next receive.
+    Unposted(u64, Vec<u8>),
+}
+
+/// The slots of a link: see `eager.rs`.
+#[derive(Default)]
+pub(super) struct Slots {
+    pub first_tag: u64,
+    pub all: Vec<Slot>,
+}
+
+impl Slots {
+    fn are_open(&self) -> bool {
+        !self.all.is_empty()
+    }
 }
 
 /// No payload of the bulk endpoint.

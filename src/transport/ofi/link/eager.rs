@@ -9,30 +9,8 @@ use super::super::limits::{EAGER, RETRY, SLOTS, STALL};
 use super::super::sys::{CompletionError, Label};
 use super::super::wire::OfiContent;
 use super::OfiLink;
-use super::arriving::{ArrivingPayload, OfiInbox, PayloadState, arrived, broken};
+use super::arriving::{ArrivingPayload, OfiInbox, PayloadState, Slot, Slots, arrived, broken};
 use crate::transport::Sink;
-
-/// A receive for a payload that comes at once.
-pub(super) enum Slot {
-    Posted,
-    /// A payload has come, which may not be announced yet.
-    Filled(Result<usize, CompletionError>, Vec<u8>),
-    /// The payload of this number has arrived, and the provider had no room for the next receive.
-    Unposted(u64, Vec<u8>),
-}
-
-/// The slots of a link.
-#[derive(Default)]
-pub(super) struct Slots {
-    first_tag: u64,
-    all: Vec<Slot>,
-}
-
-impl Slots {
-    pub(super) fn are_open(&self) -> bool {
-        !self.all.is_empty()
-    }
-}
 
 impl OfiLink {
     /// Posts the receives, and tells the peer of them. Where the provider has no room there are fewer, or none.
