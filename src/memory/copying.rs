@@ -29,7 +29,7 @@ impl CopyPath {
     /// As for [`copy_nonoverlapping`].
     pub(crate) unsafe fn copy(self, from: *const u8, to: *mut u8, len: usize) {
         match self {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
             // SAFETY: as the caller promises; every processor of this kind has the instructions.
             CopyPath::Streaming => unsafe { stream(from, to, len) },
             // SAFETY: as the caller promises.
@@ -42,7 +42,7 @@ impl CopyPath {
 ///
 /// # Safety
 /// As for [`copy_nonoverlapping`].
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "sse2")]
 unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};

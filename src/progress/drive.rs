@@ -425,7 +425,8 @@ impl Core {
                 any |= transport.poll(&mut CoreSink { core: self, pending: &mut pending });
             }
             // Tasks that are woken may have more to send, and an answer may come soon that wakes others.
-            let may_hold = goal.until_event && self.unsent_may_wait.load(Ordering::Relaxed);
+            let may_hold =
+                goal.until_event && self.unsent.load(Ordering::Relaxed) && self.unsent_may_wait.load(Ordering::Relaxed);
             let sends_later = goal.until_event && any || may_hold && *holds.get_or_insert_with(|| self.polls.begins_hold());
             if !sends_later && self.unsent.load(Ordering::Relaxed) {
                 any = true;

@@ -27,7 +27,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::sync::{Mutex, RwLock, TimedMutex, TimedMutexGuard};
-use crossbeam_utils::atomic::AtomicCell;
 use serde::{Deserialize, Serialize};
 use slotmap::SecondaryMap;
 
@@ -184,10 +183,10 @@ pub(crate) struct Core {
     pacer: drive::PollPacer,
     polls: polls::Polls,
     /// Queues for the thread that drives, kept between drives.
-    pending: AtomicCell<Option<Box<PendingOutputs>>>,
+    pending: Mutex<Option<Box<PendingOutputs>>>,
     /// The protocol has frames to send that a thread has left for the driver. Changes under the protocol's lock only.
     unsent: AtomicBool,
-    /// What is unsent are calls that may wait for more. Changes with `unsent`.
+    /// What is unsent, if anything is, are calls that may wait for more. Changes under the protocol's lock only.
     unsent_may_wait: AtomicBool,
     /// When the sleeping driver wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,
@@ -267,7 +266,7 @@ impl Core {
             waker,
             pacer,
             polls: polls::Polls::default(),
-            pending: AtomicCell::default(),
+            pending: Mutex::default(),
             unsent: AtomicBool::new(false),
             unsent_may_wait: AtomicBool::new(false),
             asleep_until: AtomicU64::new(0),

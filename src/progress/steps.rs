@@ -241,13 +241,13 @@ impl Core {
 
     /// Takes the queues for the thread that drives.
     pub(super) fn take_pending(&self) -> Box<PendingOutputs> {
-        self.pending.take().unwrap_or_default()
+        self.pending.lock().take().unwrap_or_default()
     }
 
     /// Keeps the queues for the next thread that drives.
     pub(super) fn keep_pending(&self, pending: Box<PendingOutputs>) {
         if pending.is_small() {
-            self.pending.store(Some(pending));
+            *self.pending.lock() = Some(pending);
         }
     }
 

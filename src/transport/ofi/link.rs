@@ -387,7 +387,11 @@ impl OfiLink {
 
     /// It has sent or received a large payload.
     pub(super) fn has_bulk(&self) -> bool {
-        self.bulk.lock().is_some()
+        self.opened_bulk().is_some()
+    }
+
+    fn opened_bulk(&self) -> Option<Arc<BulkEndpoint>> {
+        self.bulk.lock().clone()
     }
 
     /// The driver's pass is over, or this link has waited long enough for more to say. False when it waits on.
@@ -421,6 +425,9 @@ impl OfiLink {
             match self.write(&mut out, &mut sending)? {
                 FrameProgress::Partly => {
                     out.pending = Some(sending);
+                    drop(out);
+                    // The provider may have had no room.
+                    self.check_sent(Ok(()));
                     return Ok(());
                 }
                 FrameProgress::All => (sending, false),
@@ -560,7 +567,7 @@ impl Link for OfiLink {
             return Sent::Failed(io::Error::new(io::ErrorKind::NotConnected, "the link is closed"));
         }
         let mut sending = OfiSend::new(bytes, payload);
-        let (written, waits) = {
+        let written = {
             let mut out = self.out.lock();
             let written = self.write(&mut out, &mut sending);
             if let Ok(FrameProgress::Partly) = written {
@@ -569,11 +576,8 @@ impl Link for OfiLink {
                 self.check_sent(Ok(()));
                 return Sent::Later;
             }
-            (written, out.begins_to_wait())
+            written
         };
-        if waits {
-            self.shared.hold(self.me.upgrade());
-        }
         match written {
             Ok(written) => {
                 self.check_sent(self.send_eager());

@@ -122,14 +122,6 @@ impl OfiShared {
         self.has_held.store(true, Ordering::Release);
     }
 
-    /// As `add_held`, or does it if the driver sleeps.
-    fn hold(&self, link: Option<Arc<OfiLink>>) {
-        self.add_held(link);
-        if self.parked.load(Ordering::SeqCst) {
-            self.release_held(true);
-        }
-    }
-
     /// Has the links send what they have gathered.
     fn release_held(&self, long_enough: bool) {
         if !self.has_held.load(Ordering::Acquire) {
@@ -416,6 +408,17 @@ impl Ofi {
         true
     }
 
+    /// Has the links send what they have gathered.
+    fn release_held(&self, long_enough: bool) {
+        let mut held = std::mem::take(&mut *self.shared.held.lock());
+        held.retain(|link| !link.release_held(long_enough));
+        if held.is_empty() {
+            self.shared.polls_since.store(0, Ordering::Relaxed);
+        } else {
+            self.shared.held.lock().extend(held);
+        }
+    }
+
     /// Calls the links whose time has come.
     fn run_timers(&self, sink: &mut dyn Sink) {
         if !self.shared.has_alarm.load(Ordering::Acquire) {
@@ -590,13 +593,12 @@ impl TransportDriver for Ofi {
     }
 
     fn park(&self) -> bool {
-        self.shared.release_held(true);
+        self.release_held(true);
         self.shared.parked.store(true, Ordering::SeqCst);
         let bulks = self.shared.bulks.lock().clone();
         let quiet =
             self.shared.all_ports().iter().all(|port| port.station.park()) && bulks.iter().all(|bulk| bulk.station.park());
-        // What began to wait before it was parked.
-        quiet && self.shared.held.lock().is_empty() && !self.shared.pending_flags.load(Ordering::SeqCst)
+        quiet && !self.shared.pending_flags.load(Ordering::SeqCst)
     }
 
     fn unpark(&self) {

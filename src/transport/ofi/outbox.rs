@@ -66,8 +66,6 @@ pub(super) struct OfiOutbox {
     gathered_last: bool,
     /// It has something that does not wait for company; and how many reports of payloads that have arrived.
     gathered_urgent: bool,
-    /// What is added now waits for company.
-    patient: bool,
     gathered_taken: usize,
     /// The driver posts it at the end of its pass, when the link has nothing more to say.
     held: bool,
@@ -114,7 +112,6 @@ impl OfiOutbox {
             gathered_credited: false,
             gathered_last: false,
             gathered_urgent: false,
-            patient: false,
             gathered_taken: 0,
             held: false,
             listed: false,
@@ -190,7 +187,9 @@ impl OfiOutbox {
     /// Ends `hold`, and posts what was gathered. False when that waits for company, unless it has waited long enough.
     pub(super) fn release(&mut self, port: &Port, long_enough: bool) -> io::Result<bool> {
         self.held = false;
-        if !long_enough && self.is_patient() {
+        // A payload whose announcement is posted must not wait, and neither must credit that is due.
+        let urgent = self.gathered_urgent || !self.eager.is_empty() || self.owes_credit();
+        if !long_enough && !urgent && (1..TAKEN_AT_ONCE).contains(&self.gathered_taken) {
             return Ok(false);
         }
         self.listed = false;
@@ -198,14 +197,14 @@ impl OfiOutbox {
         Ok(true)
     }
 
-    /// What was gathered waits for company.
-    fn is_patient(&self) -> bool {
-        !self.gathered.is_empty() && !self.gathered_urgent && self.gathered_taken < TAKEN_AT_ONCE
+    /// So much was handled since the last report that the peer may soon wait for one.
+    fn owes_credit(&self) -> bool {
+        self.handled.wrapping_sub(self.reported) >= CREDITS / 2
     }
 
-    /// Something waits, and the driver is to be told.
-    pub(super) fn begins_to_wait(&mut self) -> bool {
-        !self.held && !self.gathered.is_empty() && !std::mem::replace(&mut self.listed, true)
+    /// Posts what was gathered, unless the driver does that later.
+    fn post_unless_held(&mut self, port: &Port) -> io::Result<()> {
+        if self.held { Ok(()) } else { self.post_gathered(port) }
     }
 
     /// True when nothing waits for room at the provider.
@@ -230,7 +229,7 @@ impl OfiOutbox {
     /// them than it reads.
     pub(super) fn send(&mut self, port: &Port, content: &OfiContent<'_>) -> io::Result<()> {
         self.gather(port, content)?;
-        if self.held { Ok(()) } else { self.post_gathered(port) }
+        self.post_unless_held(port)
     }
 
     /// Adds to the message that is being made, or posts that and begins another. False when there is no credit for it.
@@ -240,7 +239,9 @@ impl OfiOutbox {
             return Ok(false);
         }
         if self.gathered.is_empty() || !wire::add_part(content, self.longest, &mut self.gathered) {
-            self.post_gathered(port)?;
+            if !self.gathered.is_empty() {
+                self.post_gathered(port)?;
+            }
             if credited && !self.may_send() {
                 return Ok(false);
             }
@@ -253,7 +254,7 @@ impl OfiOutbox {
         self.gathered_last |= matches!(content, OfiContent::Bye);
         match content {
             OfiContent::Taken { .. } => self.gathered_taken += 1,
-            _ => self.gathered_urgent |= !self.patient,
+            _ => self.gathered_urgent = true,
         }
         Ok(true)
     }
@@ -270,7 +271,7 @@ impl OfiOutbox {
     fn post_gathered(&mut self, port: &Port) -> io::Result<()> {
         let mut message = std::mem::take(&mut self.gathered);
         if message.is_empty() {
-            if self.handled.wrapping_sub(self.reported) < CREDITS / 2 {
+            if !self.owes_credit() {
                 return Ok(());
             }
             message = self.begin_message(&OfiContent::Credit);
@@ -343,14 +344,9 @@ impl OfiOutbox {
         covered: bool,
         name: impl FnOnce() -> io::Result<Vec<u8>>,
     ) -> io::Result<FrameProgress> {
-        // With all slots in use, the peer is about to say that one is free, and the frame goes with the payload that is sent then.
-        self.patient = sending.payload.is_none() && !self.slots.is_empty() && self.slots.iter().all(Option::is_some);
-        let progress = self.gather_frame(port, sending, covered, name);
-        self.patient = false;
-        if !self.held && !self.is_patient() {
-            self.post_gathered(port)?;
-        }
-        progress
+        let progress = self.gather_frame(port, sending, covered, name)?;
+        self.post_unless_held(port)?;
+        Ok(progress)
     }
 
     fn gather_frame(
