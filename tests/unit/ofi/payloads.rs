@@ -375,3 +375,14 @@ fn payloads_that_break_the_rules_end_the_link() {
         assert!(closed.contains("it sent"), "{what}: {closed}");
     }
 }
+
+/// A bulk endpoint takes descriptors and memory: a stranger must not have one opened.
+#[test]
+fn slots_before_any_payload_end_the_link() {
+    let Some(mut driven) = Driven::new() else { return };
+    let name = driven.bulk.endpoint.name().bytes().to_vec();
+    driven.say(&[OfiContent::Slots { tag: 1 << 47, count: 1, name: &name }]);
+    driven.poll_until("slots before any payload", |driven| driven.sink.closed.is_some());
+    let closed = driven.sink.closed.take().unwrap();
+    assert!(closed.contains("though none was announced to it"), "{closed}");
+}

@@ -35,7 +35,7 @@ impl OfiLink {
     /// The peer has posted receives for payloads that come at once.
     pub(super) fn peer_has_slots(&self, tag: u64, count: u8, name: &[u8]) -> io::Result<()> {
         // One that is opened for this would be at the request of a stranger: only a peer that was announced a payload has slots.
-        let Some(bulk) = self.opened_bulk() else { return Err(broken("receives for payloads, of which it was announced none")) };
+        let Some(bulk) = self.opened_bulk() else { return Err(broken("receives for payloads, though none was announced to it")) };
         bulk.set_peer(name, self.remote)?;
         self.out.lock().set_slots(tag, count)
     }
