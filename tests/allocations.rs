@@ -94,8 +94,9 @@ fn warm_operations_allocate_no_more_than_they_did() {
         let len = client.procedure::<[u8], usize>("len").on(&peer);
         let bytes = vec![7u8; 2 << 20];
         let large = allocations(30, || assert_eq!(len.call(&bytes).unwrap(), 2 << 20));
-        // The kernel copies chunks of 128 KiB, each of which is lent.
-        check("a call with 2 MiB", listen, large, if kernel_copy { 16.0 * 3.0 + 6.0 } else { 6.0 });
+        // The kernel copies chunks of 128 KiB, each of which is lent. On a busy machine the two threads that drive take turns, and
+        // each makes its queues anew.
+        check("a call with 2 MiB", listen, large, if kernel_copy { 16.0 * 3.0 + 9.0 } else { 9.0 });
         check_faults("a call with 2 MiB", listen, 30, || assert_eq!(len.call(&bytes).unwrap(), 2 << 20));
         let memory = server.expose(vec![7u8; 4096], BulkMode::ReadWrite).unwrap();
         let remote = memory.bulk().on(&peer);

@@ -183,7 +183,7 @@ pub(crate) struct Core {
     pacer: drive::PollPacer,
     polls: polls::Polls,
     /// Queues for the thread that drives, kept between drives.
-    pending: Mutex<Option<Box<PendingOutputs>>>,
+    pending: Mutex<Option<PendingOutputs>>,
     /// The protocol has frames to send that a thread has left for the driver. Changes under the protocol's lock only.
     unsent: AtomicBool,
     /// What is unsent, if anything is, are calls that may wait for more. Changes under the protocol's lock only.

@@ -240,12 +240,12 @@ impl Core {
     }
 
     /// Takes the queues for the thread that drives.
-    pub(super) fn take_pending(&self) -> Box<PendingOutputs> {
+    pub(super) fn take_pending(&self) -> PendingOutputs {
         self.pending.lock().take().unwrap_or_default()
     }
 
     /// Keeps the queues for the next thread that drives.
-    pub(super) fn keep_pending(&self, pending: Box<PendingOutputs>) {
+    pub(super) fn keep_pending(&self, pending: PendingOutputs) {
         if pending.is_small() {
             *self.pending.lock() = Some(pending);
         }
