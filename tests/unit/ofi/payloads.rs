@@ -282,7 +282,7 @@ fn payloads_come_at_once_before_or_after_their_announcement() {
         driven.poll_until("the payload", |driven| driven.heard.contains(&Heard::Taken(number)));
         assert!(driven.bytes_at_target(len as usize) == vec![value; len as usize], "payload {number}");
     }
-    // One whose memory is gone at its source, and two that nobody takes.
+    // One whose memory is gone at its source, and two that are discarded.
     driven.say(&[eager(100, 500, 0, &frame(500))]);
     driven.send_payload(first, Vec::new());
     driven.poll_until("an empty payload", |driven| driven.heard.contains(&Heard::Taken(100)));

@@ -41,7 +41,7 @@ pub(super) struct ArrivingPayload {
 }
 
 pub(super) enum PayloadState {
-    /// It comes to a slot. `None`: nobody wants it.
+    /// It comes to a slot. `None`: its bytes are discarded.
     Coming {
         memory: Option<Slice>,
         len: usize,
