@@ -34,6 +34,15 @@ pub(crate) struct Consumed<M> {
     pub target: Option<ReceiveTarget<M>>,
 }
 
+/// Whether bytes were sent at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Injected {
+    No,
+    Yes,
+    /// They were, and the peer sleeps: it has to be woken.
+    PeerSleeps,
+}
+
 /// The beginning of a frame whose rest has not arrived.
 #[derive(Default)]
 pub(crate) struct PartialFrame(Vec<u8>);

@@ -14,7 +14,7 @@ use super::EngineShared;
 use crate::memory::{MAPPED_BY_ALLOCATOR, Region, Slice, spare_to_encode};
 use crate::progress::LeaseKeepAlive;
 use crate::proto::{LeaseRange, LinkId, OutgoingBody};
-use crate::shape::{DeclaredShape, Encoded, Knowledge};
+use crate::shape::{Declared, Encoded, Knowledge};
 use crate::{Address, Error, MessageSide};
 
 /// Why a message can't be encoded.
@@ -41,12 +41,12 @@ impl Unencodable {
 }
 
 /// Encodes a value for a peer at the end of `out`. Returns the leases of the bulks in it, and the shape to declare.
-pub(crate) fn encode_message<T: Serialize + ?Sized>(
+pub(crate) fn encode_message<'a, T: Serialize + ?Sized>(
     value: &T,
     out: &mut Vec<u8>,
     shared: &EngineShared,
-    knowledge: &Knowledge,
-) -> Result<(Vec<LeaseKeepAlive>, Arc<DeclaredShape>), Unencodable> {
+    knowledge: &'a Knowledge,
+) -> Result<(Vec<LeaseKeepAlive>, Declared<'a>), Unencodable> {
     let long = knowledge.long_message.load(Ordering::Relaxed);
     if long > 0 && out.is_empty() {
         reuse_memory(out, long);
@@ -59,7 +59,7 @@ pub(crate) fn encode_message<T: Serialize + ?Sized>(
             out.truncate(start);
             let declared;
             (declared, context) = encoding(shared, || knowledge.encode_alone(value, out, numbers));
-            declared
+            declared.map(Declared::Latest)
         }
         Err(fault) => Err(fault),
     };

@@ -404,7 +404,7 @@ impl Core {
     /// Polls for events until the goal is reached, or there are jobs. The calling thread holds the driver lock.
     pub(super) fn drive(&self, jobs: &mut Vec<Job>, goal: &DriveGoal<'_>) -> DriveEnd {
         let _driving = Driving::enter(self);
-        let mut pending = self.take_pending();
+        let mut pending = PendingOutputs::new();
         // These go on from one drive to the next: the clock must be read even when each drive takes a poll or two.
         let pacer = &self.pacer;
         let mut pace = pacer.pace.load(Ordering::Relaxed);
@@ -512,7 +512,7 @@ impl Core {
         };
         pacer.pace.store(pace, Ordering::Relaxed);
         pacer.left.store(left, Ordering::Relaxed);
-        self.keep_pending(pending);
+        pending.keep();
         ended
     }
 

@@ -22,7 +22,7 @@ mod timers;
 mod workers;
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -37,13 +37,12 @@ use crate::proto::{self, Lease, LinkId, Memory, PeerTag, Proto, RequestId};
 use crate::transport::Ofi;
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
-use crate::transport::{Credentials, Link, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
+use crate::transport::{Credentials, Injected, Link, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
 pub(crate) use crate::transport::{DeviceAccess, RemoteKeys};
 use crate::{Address, Error, Result, Transport};
 pub(crate) use completion::{Completion, OperationOutcome, wait_any, wake_quietly};
 pub(crate) use failure::error_of;
 pub(crate) use own_completion::OwnCompletion;
-use steps::PendingOutputs;
 pub(crate) use steps::REFUSED_BY_FILTER;
 pub use workers::ThreadsDump;
 pub(crate) use workers::{Blocking, Copying, in_job};
@@ -93,6 +92,18 @@ impl proto::Env for EngineEnv {
     type Waiter = Arc<Completion>;
     type Lease = LeaseKeepAlive;
     type Verdicts = crate::shape::Verdicts;
+    type Carrier = Arc<dyn Link>;
+}
+
+impl proto::Carrier for Arc<dyn Link> {
+    fn injects(&self) -> bool {
+        (**self).injects()
+    }
+
+    fn inject(&self, bytes: &[u8]) -> Injected {
+        // What is logged is sent when no lock is held.
+        if frame_log::is_on() { Injected::No } else { (**self).inject(bytes) }
+    }
 }
 
 impl Memory for Slice {
@@ -182,8 +193,6 @@ pub(crate) struct Core {
     waker: Arc<mio::Waker>,
     pacer: drive::PollPacer,
     polls: polls::Polls,
-    /// Queues for the thread that drives, kept between drives.
-    pending: Mutex<Option<PendingOutputs>>,
     /// The protocol has frames to send that a thread has left for the driver. Changes under the protocol's lock only.
     unsent: AtomicBool,
     /// What is unsent, if anything is, are calls that may wait for more. Changes under the protocol's lock only.
@@ -202,6 +211,8 @@ pub(crate) struct Core {
     spin: Option<Duration>,
     /// The caller's event loop takes the place of the progress thread.
     external: Option<external::External>,
+    /// How many calls of peers have been cancelled.
+    cancelled: AtomicU32,
     stopping: AtomicBool,
     dial_filter: Option<DialFilter>,
     /// Whether the ends of operations are timed.
@@ -266,7 +277,6 @@ impl Core {
             waker,
             pacer,
             polls: polls::Polls::default(),
-            pending: Mutex::default(),
             unsent: AtomicBool::new(false),
             unsent_may_wait: AtomicBool::new(false),
             asleep_until: AtomicU64::new(0),
@@ -279,6 +289,7 @@ impl Core {
             handlers_inline: settings.handler_threads == 0,
             spin,
             external: external.transpose().map_err(failed)?,
+            cancelled: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
             dial_filter: settings.dial_filter,
             measures: settings.measures,

@@ -4,7 +4,7 @@
 //! that a transport reports to [`CoreSink`]. A step queues [`Outputs`], and once the protocol is unlocked they are executed:
 //! bytes are sent, operations completed, handlers found.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,6 +36,8 @@ pub(super) struct Outputs {
 
 thread_local! {
     static OUTPUTS: Cell<Option<Queue>> = const { Cell::new(None) };
+    /// Several where a thread drives one engine while it drives another.
+    static PENDING: RefCell<Vec<PendingOutputs>> = const { RefCell::new(Vec::new()) };
     /// The engine whose frames are corked on this thread, to go out together.
     static CORKED: Cell<Option<usize>> = const { Cell::new(None) };
 }
@@ -60,7 +62,7 @@ impl Outputs {
 }
 
 /// The outputs of driving. Transports report events with their locks and the reactor's held, so outputs that run user code wait
-/// until no lock is held. The memory is the engine's, and reused; a thread that drives executes steps of its own meanwhile.
+/// until no lock is held. Their memory is reused by the thread, which executes steps of its own while it drives.
 #[derive(Default)]
 pub(super) struct PendingOutputs {
     /// Of the current step.
@@ -69,9 +71,17 @@ pub(super) struct PendingOutputs {
 }
 
 impl PendingOutputs {
-    /// True when its capacity is small enough to be kept.
-    fn is_small(&self) -> bool {
-        self.outputs.queue.capacity() <= KEEP && self.deferred.capacity() <= KEEP
+    pub(super) fn new() -> PendingOutputs {
+        PENDING.try_with(|pending| pending.borrow_mut().pop()).ok().flatten().unwrap_or_default()
+    }
+
+    /// Keeps the memory for the next drive of this thread, unless it is large.
+    pub(super) fn keep(self) {
+        debug_assert!(self.outputs.queue.is_empty() && !self.has_any(), "all outputs are executed");
+        if self.outputs.queue.capacity() <= KEEP && self.deferred.capacity() <= KEEP {
+            // Fails on a thread that is ending: then the memory is freed.
+            let _ = PENDING.try_with(|pending| pending.borrow_mut().push(self));
+        }
     }
 
     /// True when there are deferred outputs or log lines.
@@ -98,6 +108,7 @@ fn runs_user_code(output: &Output<EngineEnv>) -> bool {
         Output::Transmit { .. }
         | Output::CoverPayloads { .. }
         | Output::AskAcknowledged { .. }
+        | Output::WakePeer { .. }
         | Output::StartRma { .. }
         | Output::CancelRma { .. }
         | Output::Close { .. }
@@ -109,6 +120,11 @@ impl Core {
     /// Identifies the engine within its process.
     pub(super) fn identity(&self) -> usize {
         std::ptr::from_ref(self).addr()
+    }
+
+    /// How many calls of peers have been cancelled so far. While it does not change, none that is queued was.
+    pub(crate) fn cancelled(&self) -> u32 {
+        self.cancelled.load(Ordering::Relaxed)
     }
 
     /// True in a child of the process that made the engine.
@@ -237,18 +253,6 @@ impl Core {
         let mut proto = self.proto.lock();
         step(&mut proto);
         collect(self, &mut proto, next);
-    }
-
-    /// Takes the queues for the thread that drives.
-    pub(super) fn take_pending(&self) -> PendingOutputs {
-        self.pending.lock().take().unwrap_or_default()
-    }
-
-    /// Keeps the queues for the next thread that drives.
-    pub(super) fn keep_pending(&self, pending: PendingOutputs) {
-        if pending.is_small() {
-            *self.pending.lock() = Some(pending);
-        }
     }
 
     /// Wakes the driver, if it sleeps.
@@ -476,13 +480,13 @@ impl Core {
 
     fn execute_output(&self, output: Output<EngineEnv>, jobs: Option<&mut Vec<Job>>, next: &mut Outputs) {
         match output {
-            Output::Transmit { link, bytes, payload } => {
+            Output::Transmit { link, carrier, bytes, payload } => {
                 next.sent += payload.as_ref().map_or(0, |payload| payload.len);
-                let Some(found) = self.transport_link(link) else { return };
+                let Some(carrier) = carrier else { return };
                 if frame_log::is_on() {
                     frame_log::log("sent", key(link), &bytes, bytes.len());
                 }
-                match found.send(bytes, payload) {
+                match carrier.send(bytes, payload) {
                     Sent::All(buffer) if next.sent >= TURN => {
                         {
                             let mut proto = self.proto.lock();
@@ -517,6 +521,11 @@ impl Core {
                     self.follow_up(next, |_| ());
                 }
             }
+            Output::WakePeer { link } => {
+                if let Some(found) = self.transport_link(link) {
+                    found.wake_peer();
+                }
+            }
             Output::CoverPayloads { link } => {
                 if let Some(found) = self.transport_link(link) {
                     found.cover_payloads();
@@ -549,6 +558,7 @@ impl Core {
                 }
             }
             Output::Cancelled { request } => {
+                self.cancelled.fetch_add(1, Ordering::Relaxed);
                 if let Some(service) = self.service.get() {
                     service.cancelled(request);
                 }
@@ -656,11 +666,17 @@ impl Core {
 
     /// Stores the transport's side of a link, or closes it if the protocol has closed the link already.
     fn attach(&self, id: LinkId, link: Arc<dyn Link>) {
-        let earlier = self.links.write().insert(id, link);
+        let earlier = self.links.write().insert(id, link.clone());
         if let Some(earlier) = earlier {
             earlier.close();
         }
-        if !self.with_proto(|proto| proto.has_link(id)) {
+        let (carrier, has_link) = {
+            let mut proto = self.proto.lock();
+            (proto.set_carrier(id, link), proto.has_link(id))
+        };
+        // May be the last reference to it.
+        drop(carrier);
+        if !has_link {
             let late = self.links.write().remove(id);
             if let Some(late) = late {
                 late.close();

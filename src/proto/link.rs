@@ -1,4 +1,6 @@
-//! One link: its state and what is held for its peer, how it opens, what goes out on it, and what arrives.
+//! One link: its state and what is held for its peer, how it opens, and what arrives.
+
+mod sending;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use super::admission::{Account, LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::exposures::IncomingPush;
 use super::keys::AuthState;
 use super::one_way::{ReceiveWindow, SendCredit};
-use super::streams::{Chunk, Streams};
+use super::streams::Streams;
 use super::tables::{NumberMap, OwnDeclarations, PeerDeclarations};
 use super::timers::TimerKind;
 use super::traffic::Traffic;
@@ -26,22 +28,8 @@ use crate::{Address, TraceContext, Transport};
 /// on loopback). Bulks over tcp were measured at 0.6 to 0.7 of the raw stream with 256 KiB, at 0.8 to 1.1 with this, and no
 /// better with 1 MiB.
 const CHUNK: usize = 512 << 10;
-/// Longest payload of one `Data` while calls arrive: the driver handles none of them while it sends one or reads one. So short
-/// ones take up to half of the bandwidth of a transfer that is alone.
-const CHUNK_BESIDE_CALLS: usize = 128 << 10;
-/// So many chunks are short after a call.
-const SHORT_CHUNKS: u32 = 16;
 /// Longest payload of one `Data` that is accepted.
 const MAX_CHUNK: usize = 4 << 20;
-/// Payloads of a link that the peer may be reading from this side's memory at a time: the one that it reads, and the next ones.
-const MAX_EXPORTED: isize = 4;
-/// A send buffer that has grown beyond this is freed, not reused.
-const KEEP: usize = 64 << 10;
-
-/// With so many calls in progress, a further one may wait to be sent together with others.
-const MANY: usize = 8;
-/// So many bytes are worth a send of their own.
-const WORTH_SENDING: usize = 16 << 10;
 /// Largest number of payloads of one link that may be arriving at once.
 const MAX_INBOUND: usize = 64;
 
@@ -107,6 +95,10 @@ pub(super) struct PeerLink<E: Env> {
     /// How many calls are among them.
     waiting_calls: usize,
     spare: Vec<u8>,
+    /// What carries it, once it is there.
+    pub carrier: Option<E::Carrier>,
+    /// It can send a few bytes at once.
+    injects: bool,
     pub streams: Streams<E::Memory>,
     /// A transmit was handed out and is not yet reported as sent.
     in_flight: bool,
@@ -193,6 +185,8 @@ impl<E: Env> PeerLink<E> {
             control: Vec::new(),
             waiting_calls: 0,
             spare: Vec::new(),
+            carrier: None,
+            injects: false,
             streams: Streams::default(),
             in_flight: false,
             queued: false,
@@ -262,17 +256,6 @@ impl<E: Env> PeerLink<E> {
         self.account.control += self.control.len() - before;
     }
 
-    /// A call was queued. True when it may wait for more: the peer has more calls to handle meanwhile than would wait.
-    pub(super) fn may_wait(&mut self) -> bool {
-        self.waiting_calls += 1;
-        let under_way = self.pending.max(self.outgoing.out as usize);
-        self.is_open()
-            && self.streams.is_empty()
-            && under_way >= MANY
-            && 2 * self.waiting_calls < under_way
-            && self.control.len() < WORTH_SENDING
-    }
-
     /// True while something is expected of the peer.
     pub(super) fn is_busy(&self) -> bool {
         self.pending > 0
@@ -310,22 +293,6 @@ impl<E: Env> PeerLink<E> {
         self.streams.pulls + self.pushes.len()
     }
 
-    pub(super) fn wants_to_send(&self) -> bool {
-        match self.state {
-            LinkState::Dialling => false,
-            LinkState::Handshaking => !self.handshake.is_empty(),
-            LinkState::Open => !self.handshake.is_empty() || !self.control.is_empty() || self.may_stream(),
-        }
-    }
-
-    fn may_stream(&self) -> bool {
-        self.exported < MAX_EXPORTED && !self.streams.is_empty()
-    }
-
-    fn is_flushed(&self) -> bool {
-        !self.in_flight && self.exported == 0 && !self.wants_to_send()
-    }
-
     /// Bytes of messages that were sent, or wait to be.
     pub(super) fn sent_or_queued(&self) -> u64 {
         self.traffic.sent_bytes + (self.handshake.len() + self.control.len()) as u64
@@ -344,51 +311,6 @@ impl<E: Env> PeerLink<E> {
     /// A measure of what is left to send. It is not in bytes, but shrinks with all that is sent.
     pub(super) fn unsent(&self) -> usize {
         1 + self.control.len() + self.streams.unsent() + usize::from(self.in_flight) + self.exported.unsigned_abs()
-    }
-
-    /// True when the link has something to send from now on; it is to be put in `Proto::ready` then.
-    fn becomes_ready(&mut self) -> bool {
-        let becomes = !self.queued && !self.in_flight && self.wants_to_send();
-        self.queued |= becomes;
-        becomes
-    }
-
-    /// The next thing to send: all queued frames, and one chunk. `calls`: how many calls and answers have arrived at the engine.
-    pub(super) fn transmit(&mut self, id: LinkId, calls: u64) -> Option<Output<E>> {
-        self.queued = false;
-        if self.in_flight || !self.wants_to_send() {
-            return None;
-        }
-        self.in_flight = true;
-        self.waiting_calls = 0;
-        self.account.sending = std::mem::take(&mut self.account.answers) + std::mem::take(&mut self.account.control);
-        if !self.handshake.is_empty() {
-            let bytes = std::mem::take(&mut self.handshake);
-            self.traffic.sent_bytes += bytes.len() as u64;
-            return Some(Output::Transmit { link: id, bytes, payload: None });
-        }
-        let mut bytes = std::mem::replace(&mut self.control, std::mem::take(&mut self.spare));
-        let mut payload = None;
-        let next = if self.may_stream() { self.next_chunk(calls) } else { None };
-        if let Some(Chunk { kind: stream, id, offset, len, memory }) = next {
-            payload = memory;
-            wire::put(&mut bytes, &Message::Data { stream, id, offset: offset as u64, len: len as u32 }, &[], false);
-            self.traffic.sent_bytes += len as u64;
-        }
-        self.traffic.sent_bytes += bytes.len() as u64;
-        Some(Output::Transmit { link: id, bytes, payload })
-    }
-
-    fn next_chunk(&mut self, calls: u64) -> Option<Chunk<E::Memory>> {
-        // The call that a transfer belongs to came before its first chunk.
-        if self.calls_before.is_some_and(|before| before != calls) {
-            self.short_chunks = SHORT_CHUNKS;
-        }
-        let most = if self.short_chunks > 0 { self.chunk.min(CHUNK_BESIDE_CALLS) } else { self.chunk };
-        self.short_chunks = self.short_chunks.saturating_sub(1);
-        let next = self.streams.next(most);
-        self.calls_before = (!self.streams.is_empty()).then_some(calls);
-        next
     }
 
     /// The operation is over: what is still arriving for it is discarded.
@@ -466,17 +388,6 @@ impl<E: Env> Proto<E> {
         self.links.contains_key(link)
     }
 
-    /// Queues the link for sending, if it has anything to send.
-    pub(super) fn mark_ready(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        if link.becomes_ready() {
-            self.ready.push_back(id);
-        }
-        if link.counts() {
-            self.recount(id);
-        }
-    }
-
     /// Sets the longest payload that the link's transport prefers.
     pub(crate) fn set_chunk(&mut self, id: LinkId, len: usize) {
         if let Some(link) = self.links.get_mut(id) {
@@ -499,34 +410,6 @@ impl<E: Env> Proto<E> {
     pub(crate) fn set_rma_capable(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(id) {
             link.rma_capable = true;
-        }
-    }
-
-    /// The peer has read a payload that was exported to it.
-    pub(crate) fn handle_returned(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        link.exported -= 1;
-        if link.closing {
-            self.touch_closing(id);
-        } else {
-            self.mark_ready(id);
-        }
-    }
-
-    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
-    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>, exported: bool) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        link.in_flight = false;
-        link.account.sending = 0;
-        link.exported += isize::from(exported);
-        if bytes.capacity() <= KEEP {
-            bytes.clear();
-            link.spare = bytes;
-        }
-        if link.closing {
-            self.touch_closing(id);
-        } else {
-            self.mark_ready(id);
         }
     }
 

@@ -47,7 +47,7 @@ use slotmap::SlotMap;
 use smallvec::SmallVec;
 
 use crate::address::Interfaces;
-pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
+pub(crate) use crate::payload::{Consumed, Injected, PayloadStatus, ReceiveTarget, RemoteKeys};
 use crate::{Address, TraceContext};
 pub use admission::LimitCounts;
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
@@ -95,6 +95,15 @@ pub(crate) trait Env {
     type Lease: Lease;
     /// What the user of the protocol keeps beside a peer's declaration.
     type Verdicts: Default;
+    /// Carries the bytes of a link.
+    type Carrier: Carrier;
+}
+
+pub(crate) trait Carrier: Clone {
+    /// Whether `inject` ever sends anything.
+    fn injects(&self) -> bool;
+    /// Sends a few bytes if that takes neither a wait nor a system call.
+    fn inject(&self, bytes: &[u8]) -> Injected;
 }
 
 /// A range of memory; clones are the same bytes.
@@ -175,6 +184,8 @@ pub(crate) struct Incoming<E: Env> {
     pub again: bool,
     /// For the user of the protocol: when it was queued for its handler.
     pub stamp: u32,
+    /// For the user of the protocol: how many calls had been cancelled then.
+    pub cancelled_before: u32,
     /// The trace that it belongs to.
     pub trace: Option<Arc<TraceContext>>,
     pub body: Body<E::Memory>,
@@ -239,8 +250,13 @@ pub(crate) enum Output<E: Env> {
     /// `handle_returned` follows.
     Transmit {
         link: LinkId,
+        carrier: Option<E::Carrier>,
         bytes: Vec<u8>,
         payload: Option<E::Memory>,
+    },
+    /// Wake the peer, which sleeps: something was sent to it.
+    WakePeer {
+        link: LinkId,
     },
     /// Have a device transfer all of `memory` from or to the peer's memory, at `offset` from where the keys begin (RMA); then
     /// report `handle_rma_done`.
@@ -471,8 +487,21 @@ impl<E: Env> Proto<E> {
     fn poll_some(&mut self, outputs: &mut VecDeque<Output<E>>) {
         self.poll_unsent(outputs);
         while let Some(id) = self.ready.pop_front() {
-            if let Some(output) = self.links.get_mut(id).and_then(|link| link.transmit(id, self.calls_arrived)) {
-                outputs.push_back(output);
+            let Some(link) = self.links.get_mut(id) else { continue };
+            match link.inject() {
+                Injected::No => {
+                    if let Some(output) = link.transmit(id, self.calls_arrived) {
+                        outputs.push_back(output);
+                    }
+                }
+                sent => {
+                    if link.counts() {
+                        self.recount(id);
+                    }
+                    if sent == Injected::PeerSleeps {
+                        outputs.push_back(Output::WakePeer { link: id });
+                    }
+                }
             }
         }
     }

@@ -8,6 +8,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -123,7 +124,8 @@ impl HandlerBase {
     /// queued. A one-way call is handled also when its caller is gone.
     fn enter(&self, incoming: &Incoming<EngineEnv>) -> Option<RunningHandler> {
         let shared = self.shared.upgrade()?;
-        if !incoming.one_way && !shared.core.with_proto(|proto| proto.is_wanted(incoming.request)) {
+        let may_be_cancelled = !incoming.one_way && shared.core.cancelled() != incoming.cancelled_before;
+        if may_be_cancelled && !shared.core.with_proto(|proto| proto.is_wanted(incoming.request)) {
             self.abandon(incoming);
             return None;
         }
@@ -629,14 +631,14 @@ pub struct Responder<R> {
     request: Request,
     side: Arc<RespondingSide>,
     span: HandlerSpan,
-    answered: bool,
+    answered: AtomicBool,
     _result: PhantomData<fn(&R)>,
 }
 
 impl<R> Responder<R> {
     fn new(request: Request, side: Arc<RespondingSide>) -> Responder<R> {
         let span = HandlerSpan::begin(request.engine.shared(), || request.monitored(), request.trace_context());
-        Responder { request, side, span, answered: false, _result: PhantomData }
+        Responder { request, side, span, answered: AtomicBool::new(false), _result: PhantomData }
     }
 
     /// The call that this responds to.
@@ -650,8 +652,8 @@ impl<R> Responder<R> {
     }
 
     /// Parks this one-way call, whose arguments need at least `memory` bytes: it is handled again when that much is free.
-    fn wait_for_memory(mut self, content: RequestContent, memory: usize) {
-        self.answered = true;
+    fn wait_for_memory(self, content: RequestContent, memory: usize) {
+        self.answered.store(true, Ordering::Relaxed);
         let Request { endpoint, id, declaration, provider, deadline, one_way, trace, .. } = &self.request;
         let incoming = Incoming {
             request: *id,
@@ -663,6 +665,7 @@ impl<R> Responder<R> {
             one_way: *one_way,
             again: true,
             stamp: 0,
+            cancelled_before: 0,
             trace: trace.clone(),
             body: content.body,
             leases: content.leases,
@@ -670,16 +673,16 @@ impl<R> Responder<R> {
         self.request.engine.shared().core.exec_unless_forked(|proto| proto.park(incoming, memory));
     }
 
-    fn refuse(mut self, status: Status) -> crate::Result<()> {
+    fn refuse(self, status: Status) -> crate::Result<()> {
         self.answer(Err(status))
     }
 
-    fn answer(&mut self, reply: Result<Reply<'_, EngineEnv>, Status>) -> crate::Result<()> {
+    fn answer(&self, reply: Result<Reply<'_, EngineEnv>, Status>) -> crate::Result<()> {
         let reply = match reply {
             Ok(reply) => reply,
             Err(status) => return self.answer_refused(status),
         };
-        self.answered = true;
+        self.answered.store(true, Ordering::Relaxed);
         let request = &self.request;
         let shared = request.engine.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
@@ -707,8 +710,8 @@ impl<R> Responder<R> {
     }
 
     #[cold]
-    fn answer_refused(&mut self, status: Status) -> crate::Result<()> {
-        self.answered = true;
+    fn answer_refused(&self, status: Status) -> crate::Result<()> {
+        self.answered.store(true, Ordering::Relaxed);
         let request = &self.request;
         let shared = request.engine.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
@@ -737,7 +740,7 @@ impl<R: Serialize> Responder<R> {
     /// # Errors
     /// [`Error::Cancelled`] when the caller no longer takes a response; [`Error::MessageTooLarge`] and [`Error::Encode`] for a
     /// value that is too large or can't be encoded (the caller gets these too).
-    pub fn respond(mut self, result: &R) -> crate::Result<()> {
+    pub fn respond(self, result: &R) -> crate::Result<()> {
         let eager = self.request.engine.shared().config.eager_limit;
         with_encode_buffer(|buffer| {
             if self.request.one_way {
@@ -763,7 +766,7 @@ impl<R: Serialize> Responder<R> {
 
 impl<R> Drop for Responder<R> {
     fn drop(&mut self) {
-        if self.answered || self.request.engine.shared().core.is_forked() {
+        if self.answered.load(Ordering::Relaxed) || self.request.engine.shared().core.is_forked() {
             return;
         }
         let status = if std::thread::panicking() {

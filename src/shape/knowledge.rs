@@ -1,6 +1,7 @@
 //! The state of type checking: what a sender's values have shown so far, and which declarations a receiver has accepted.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -62,10 +63,27 @@ struct Latest {
     alone: usize,
 }
 
+/// The shape to declare for a value.
+pub(crate) enum Declared<'a> {
+    /// That of all values of the type: calls of many threads don't count their references to it.
+    Whole(&'a Arc<DeclaredShape>),
+    Latest(Arc<DeclaredShape>),
+}
+
+impl Deref for Declared<'_> {
+    type Target = Arc<DeclaredShape>;
+
+    fn deref(&self) -> &Arc<DeclaredShape> {
+        match self {
+            Declared::Whole(shape) => shape,
+            Declared::Latest(shape) => shape,
+        }
+    }
+}
+
 /// The result of encoding a value.
-pub(crate) enum Encoded {
-    /// The shape to declare.
-    As(Arc<DeclaredShape>),
+pub(crate) enum Encoded<'a> {
+    As(Declared<'a>),
     /// The value contradicts earlier ones: discard the bytes, and use [`Knowledge::encode_alone`].
     Unlike,
 }
@@ -88,11 +106,11 @@ impl Knowledge {
         value: &T,
         out: &mut Vec<u8>,
         numbers: &DeclarationNumbers,
-    ) -> Result<Encoded, EncodeError> {
-        let before = self.whole.get().cloned().unwrap_or_else(|| self.latest.lock().declared.clone());
+    ) -> Result<Encoded<'_>, EncodeError> {
+        let before = self.whole.get().map_or_else(|| Declared::Latest(self.latest.lock().declared.clone()), Declared::Whole);
         Ok(match encoder::encode(value, out, &before.known)? {
             Seen::Nothing => Encoded::As(before),
-            Seen::More(known) => Encoded::As(self.learn(known, &before, numbers)),
+            Seen::More(known) => Encoded::As(Declared::Latest(self.learn(known, &before, numbers))),
             Seen::Otherwise => Encoded::Unlike,
         })
     }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::memory::{Region, Slice};
-pub(crate) use crate::payload::{Consumed, PartialFrame, PayloadStatus, ReceiveTarget, RemoteKeys};
+pub(crate) use crate::payload::{Consumed, Injected, PartialFrame, PayloadStatus, ReceiveTarget, RemoteKeys};
 use crate::{Address, Error, Result, Transport};
 pub(crate) use loopback::Loopback;
 #[cfg(feature = "ofi")]
@@ -78,6 +78,17 @@ pub(crate) trait Link: Send + Sync {
     /// Sends the bytes, and the payload behind them. The payload is read when it is sent: if its memory is gone by then, the
     /// other side gets [`PayloadStatus::SourceGone`].
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent;
+    /// Whether [`Link::inject`] ever sends anything.
+    fn injects(&self) -> bool {
+        false
+    }
+    /// Sends a few bytes if that takes neither a wait nor a system call: the caller holds a lock. Only while no other send is
+    /// under way. Where the peer sleeps, [`Link::wake_peer`] must follow.
+    fn inject(&self, _bytes: &[u8]) -> Injected {
+        Injected::No
+    }
+    /// Wakes a peer that sleeps.
+    fn wake_peer(&self) {}
     /// The scheme of the transport that carries it.
     fn scheme(&self) -> Transport;
     /// True if both ends are certainly on this host. Called once the link is connected.

@@ -33,8 +33,13 @@ fn ends(nonce: &u64) -> [Arc<Connection>; 2] {
     })
 }
 
-/// Gives each payload memory of its own.
-struct Target(usize);
+/// Gives each payload memory of its own, if frames announce payloads of so many bytes; 0 for none.
+#[derive(Default)]
+struct Target {
+    len: usize,
+    /// Bytes of frames that have arrived.
+    frames: usize,
+}
 
 impl Sink for Target {
     fn accepted(&mut self, _: Address) -> LinkKey {
@@ -44,8 +49,12 @@ impl Sink for Target {
     fn connected(&mut self, _: LinkKey) {}
     fn chunk(&mut self, _: LinkKey, _: usize) {}
     fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
-        let memory = Some(Slice::whole(&Region::from_vec(vec![0; self.0])));
-        Some(Consumed { used: bytes.len(), target: Some(ReceiveTarget { memory, len: self.0, total: self.0 }) })
+        self.frames += bytes.len();
+        let target = (self.len > 0).then(|| {
+            let memory = Some(Slice::whole(&Region::from_vec(vec![0; self.len])));
+            ReceiveTarget { memory, len: self.len, total: self.len }
+        });
+        Some(Consumed { used: bytes.len(), target })
     }
     fn payload_done(&mut self, _: LinkKey, status: PayloadStatus) {
         assert_eq!(status, PayloadStatus::Whole);
@@ -58,13 +67,19 @@ impl Sink for Target {
     fn closed(&mut self, _: LinkKey, _: io::Error) {}
 }
 
+/// Reads all that has arrived.
+fn read(inbox: &mut ShmInbox, connection: &Arc<Connection>, target: &mut Target) {
+    let mut scratch = vec![0; MAX_BODY];
+    while inbox.turn(LinkKey(1), connection, &mut scratch, target, &mut |_| ()).unwrap() == Turn::Something {}
+}
+
 /// Sends a payload; true when it was lent.
 fn transfer(outbox: &mut ShmOutbox, inbox: &mut ShmInbox, [near, far]: &[Arc<Connection>; 2], len: usize) -> bool {
     let mut sending = outbox.begin(vec![1], Some(Slice::whole(&Region::from_vec(vec![5; len]))));
-    let mut scratch = vec![0; MAX_BODY];
+    let mut target = Target { len, frames: 0 };
     loop {
         let written = outbox.write(near, &mut sending).unwrap();
-        while inbox.turn(LinkKey(1), far, &mut scratch, &mut Target(len), &mut |_| ()).unwrap() == Turn::Something {}
+        read(inbox, far, &mut target);
         outbox.loans.sweep(near);
         match written {
             Written::Part => {}
@@ -103,4 +118,33 @@ fn receiver_asks_for_both_ways_unless_it_may_not_read() {
         let lent = (0..2000).filter(|_| transfer(&mut outbox, &mut inbox, &ends, len)).count();
         assert!(if reads { (1..2000).contains(&lent) } else { lent == 0 }, "{reads} {len}: {lent}");
     }
+}
+
+/// Bytes that are sent at once neither overtake a send that waits nor are cut.
+#[test]
+fn bytes_are_injected_whole_and_only_while_nothing_waits() {
+    let nonce = 3;
+    let ends = ends(&nonce);
+    let (mut outbox, mut inbox) = (ShmOutbox::new(&ends[0], KernelCopyPolicy::Always), ShmInbox::new(&ends[1]));
+    let mut sent = 0;
+    while outbox.inject(&[1; 4000]) {
+        sent += 4000;
+    }
+    let mut target = Target::default();
+    read(&mut inbox, &ends[1], &mut target);
+    assert_eq!(target.frames, sent);
+    assert!(sent > MAX_BODY, "{sent} bytes fill the ring");
+    assert!(!outbox.inject(&[1; MAX_BODY + 1]), "longer than a record");
+
+    // A loan is out until the peer has read it; a pending send, until it is continued.
+    let mut sending = outbox.begin(vec![1], Some(Slice::whole(&Region::from_vec(vec![5; CHUNK]))));
+    assert!(matches!(outbox.write(&ends[0], &mut sending).unwrap(), Written::Lent));
+    assert!(!outbox.inject(b"beside a loan"));
+    target.len = CHUNK;
+    read(&mut inbox, &ends[1], &mut target);
+    assert_eq!(outbox.loans.sweep(&ends[0]), 1);
+    outbox.pending = Some(outbox.begin(vec![2], None));
+    assert!(!outbox.inject(b"before what is pending"));
+    outbox.pending = None;
+    assert!(outbox.inject(b"now"));
 }

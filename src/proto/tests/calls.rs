@@ -40,6 +40,7 @@ fn bodies_of_every_size_in_pieces_of_every_size_are_reassembled() {
             let mut net = Net::pair();
             net.settings.piece = piece;
             net.settings.report_late = report_late;
+            net.settings.injects = !report_late;
             for &size in sizes {
                 let body = pattern(size as u64, size);
                 let op = net.call(0, 1, call(body.clone()));

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::devices::DeviceRma;
-use super::env::TestEnv;
+use super::env::{TestCarrier, TestEnv};
 use super::net::Net;
 use super::wires::{TEST_PEER, Wire, WireEnd, WireItem, WirePacket, WirePayload};
 use super::{LinkId, Output};
@@ -85,6 +85,7 @@ impl Net {
             (WireItem::Closed, Some(link)) => {
                 self.wires[wire].ends[1 - side].link = None;
                 self.hosts[far].wires.remove(&link);
+                self.hosts[far].carriers.remove(&link);
                 let cause = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the other end is closed");
                 self.hosts[far].proto.handle_closed(link, cause);
             }
@@ -102,7 +103,7 @@ impl Net {
         if self.settings.devices {
             self.hosts[to].proto.set_rma_capable(link);
         }
-        self.hosts[to].wires.insert(link, (wire, 1));
+        self.add_wire(to, link, (wire, 1));
         self.wires[wire].ends[1].link = Some(link);
         self.put(wire, 1, WireItem::Connected);
     }
@@ -118,8 +119,38 @@ impl Net {
         let mut outputs = VecDeque::new();
         loop {
             self.hosts[host].proto.poll(&mut outputs);
+            self.carry(host);
             let Some(output) = outputs.pop_front() else { break };
             self.execute_output(host, output);
+        }
+    }
+
+    /// Puts on the wires what a host has sent at once.
+    fn carry(&mut self, host: usize) {
+        let taken = self.hosts[host].carriers.iter().filter(|(_, carrier)| !carrier.taken.borrow().is_empty());
+        let taken: Vec<_> = taken.map(|(link, carrier)| (*link, carrier.taken.take())).collect();
+        for (link, bytes) in taken {
+            let &(wire, side) = self.hosts[host].wires.get(&link).expect("only a link that is there has a carrier");
+            self.assert_idle(wire, side);
+            self.put(wire, side, WireItem::Packet(WirePacket::buffered(bytes, None)));
+        }
+    }
+
+    fn assert_idle(&self, wire: usize, side: usize) {
+        let outgoing = &self.wires[wire].ends[side].outgoing;
+        let waiting = outgoing.iter().any(|(_, item)| matches!(item, WireItem::Packet(p) if p.report));
+        assert!(!waiting, "a transmit before the last one was reported as sent");
+    }
+
+    /// A link of a host is on this wire from now on.
+    fn add_wire(&mut self, host: usize, link: LinkId, wire: (usize, usize)) {
+        let injects = self.settings.injects;
+        let host = &mut self.hosts[host];
+        host.wires.insert(link, wire);
+        if injects {
+            let carrier = TestCarrier::default();
+            assert!(host.proto.set_carrier(link, carrier.clone()).is_none());
+            host.carriers.insert(link, carrier);
         }
     }
 
@@ -127,11 +158,10 @@ impl Net {
         let host = &mut self.hosts[number];
         match output {
             Output::Connect { link, address, .. } => self.connect(number, link, &address),
-            Output::Transmit { link, bytes, payload } => {
+            Output::Transmit { link, bytes, payload, .. } => {
+                host.transmits += 1;
                 let Some(&(wire, side)) = host.wires.get(&link) else { return };
-                let waiting =
-                    self.wires[wire].ends[side].outgoing.iter().any(|(_, item)| matches!(item, WireItem::Packet(p) if p.report));
-                assert!(!waiting, "a transmit before the last one was reported as sent");
+                self.assert_idle(wire, side);
                 if self.settings.report_late {
                     self.put(wire, side, WireItem::Packet(WirePacket::new(bytes, payload)));
                 } else {
@@ -140,6 +170,7 @@ impl Net {
                 }
             }
             Output::CoverPayloads { link } => host.covered.push(link),
+            Output::WakePeer { link } => host.woken.push(link),
             Output::StartRma { link, transfer, pull, memory, keys, offset } => {
                 let at = self.now + self.settings.rma_duration;
                 self.rma_operations.push(DeviceRma {
@@ -168,6 +199,7 @@ impl Net {
                 host.proto.handle_acknowledged(link, acknowledged, self.now);
             }
             Output::Close { link } => {
+                host.carriers.remove(&link);
                 let Some((wire, side)) = host.wires.remove(&link) else { return };
                 self.wires[wire].ends[side].link = None;
                 self.put(wire, side, WireItem::Closed);
@@ -197,7 +229,7 @@ impl Net {
         let wire = self.wires.len();
         let ends = [WireEnd::new(number, Some(link)), WireEnd::new(found.unwrap_or(TEST_PEER), None)];
         self.wires.push(Wire { ends, frozen: self.black_hole });
-        self.hosts[number].wires.insert(link, (wire, 0));
+        self.add_wire(number, link, (wire, 0));
         match found {
             Some(_) => self.put(wire, 0, WireItem::Dial),
             None if self.test_address == Some(address.clone()) => self.put(wire, 1, WireItem::Connected),

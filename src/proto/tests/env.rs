@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use super::{Env, Lease, Memory};
+use super::{Carrier, Env, Injected, Lease, Memory};
 
 pub enum TestEnv {}
 
@@ -12,6 +12,34 @@ impl Env for TestEnv {
     type Waiter = Op;
     type Lease = TestLease;
     type Verdicts = ();
+    type Carrier = TestCarrier;
+}
+
+/// Takes what is sent at once.
+#[derive(Clone)]
+pub struct TestCarrier {
+    pub taken: Rc<RefCell<Vec<u8>>>,
+    /// Its answer.
+    pub says: Rc<Cell<Injected>>,
+}
+
+impl Default for TestCarrier {
+    fn default() -> TestCarrier {
+        TestCarrier { taken: Rc::default(), says: Rc::new(Cell::new(Injected::Yes)) }
+    }
+}
+
+impl Carrier for TestCarrier {
+    fn injects(&self) -> bool {
+        true
+    }
+
+    fn inject(&self, bytes: &[u8]) -> Injected {
+        if self.says.get() != Injected::No {
+            self.taken.borrow_mut().extend_from_slice(bytes);
+        }
+        self.says.get()
+    }
 }
 
 /// The number of a call or a transfer, unique in a test.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::env::{Mem, Op, TestEnv, TestLease};
+use super::env::{Mem, Op, TestCarrier, TestEnv, TestLease};
 use super::{
     Answer, Body, CallId, Config, Failure, Incoming, LeaseRange, LinkId, Log, Memory, OutgoingBody, PeerId, PeerTag, Proto,
 };
@@ -20,6 +20,8 @@ pub struct Host {
     pub listens: bool,
     /// The wire and side of each link.
     pub wires: HashMap<LinkId, (usize, usize)>,
+    /// What carries each link, where bytes may be sent at once.
+    pub carriers: HashMap<LinkId, TestCarrier>,
     /// Requests are answered at once, with [`served`].
     pub echo: bool,
     /// Requests that wait for the test to answer them.
@@ -44,6 +46,10 @@ pub struct Host {
     pub idle: usize,
     /// Links whose payloads are to have checksums.
     pub covered: Vec<LinkId>,
+    /// Links whose sleeping peers are to be woken.
+    pub woken: Vec<LinkId>,
+    /// How many transmits the host has been asked for.
+    pub transmits: usize,
     pub exposed: HashMap<u128, Mem>,
     /// Memory that the values in each request take; those of one-way calls that find none wait for it.
     pub values: usize,
@@ -129,6 +135,7 @@ impl Host {
             address,
             listens,
             wires: HashMap::new(),
+            carriers: HashMap::new(),
             echo: false,
             inbox: Vec::new(),
             begun: Vec::new(),
@@ -145,6 +152,8 @@ impl Host {
             connected: HashSet::new(),
             idle: 0,
             covered: Vec::new(),
+            woken: Vec::new(),
+            transmits: 0,
             exposed: HashMap::new(),
             values: 0,
             tags: HashMap::new(),

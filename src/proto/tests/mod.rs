@@ -26,6 +26,8 @@ mod idle;
 mod idle_adversaries;
 mod idle_orders;
 mod impersonation;
+#[cfg(test)]
+mod injecting;
 mod keys;
 mod lanes;
 mod leases;

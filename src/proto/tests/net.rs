@@ -39,6 +39,8 @@ pub struct NetSettings {
     pub pace: Duration,
     /// Transmits are reported as sent when all bytes have arrived; else at once.
     pub report_late: bool,
+    /// New connections can send a few bytes at once.
+    pub injects: bool,
     /// New connections have RMA devices at both ends.
     pub devices: bool,
     /// The transport keeps small messages waiting behind bulk data.
@@ -121,6 +123,7 @@ impl Net {
                 piece: usize::MAX,
                 pace: Duration::ZERO,
                 report_late: true,
+                injects: false,
                 devices: false,
                 lanes: false,
                 rma_duration: Duration::from_micros(100),

@@ -75,6 +75,7 @@ fn workload(seed: u64) -> HashMap<&'static str, usize> {
     net.random = Some(Random(seed + 1));
     net.settings.piece = [7, 1000, 40_000, 300_000][random.below(4)];
     net.settings.report_late = random.once_in(2);
+    net.settings.injects = random.once_in(2);
     net.settings.devices = random.once_in(2);
     net.settings.lanes = random.once_in(2);
     // Tiny pieces take many steps.

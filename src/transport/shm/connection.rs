@@ -178,12 +178,19 @@ impl Connection {
 
     /// Wakes a sleeping peer for which there is something, once for each of its sleeps.
     pub(super) fn wake_peer(&self) {
+        if let Some(asleep) = self.peer_sleeps()
+            && self.rung.swap(asleep, Ordering::Relaxed) != asleep
+        {
+            self.peer.ring();
+        }
+    }
+
+    /// The number of the peer's sleep, if it may not see what was written, and this side has not rung in that sleep.
+    pub(super) fn peer_sleeps(&self) -> Option<u64> {
         // Either the peer sees what was written, or this side sees that the peer sleeps.
         fence(Ordering::SeqCst);
         let asleep = self.theirs.words().asleep.0.load(Ordering::Relaxed);
-        if asleep % 2 == 1 && self.rung.swap(asleep, Ordering::Relaxed) != asleep {
-            self.peer.ring();
-        }
+        (asleep % 2 == 1 && self.rung.load(Ordering::Relaxed) != asleep).then_some(asleep)
     }
 
     /// As `wake_peer`, but only if the peer waits for room or for the end of a loan.

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use crate::sync::Mutex;
 use smallvec::SmallVec;
 
-use super::super::{Credentials, Link, LinkKey, Sent, Sink, closed_by_peer};
+use super::super::{Credentials, Injected, Link, LinkKey, Sent, Sink, closed_by_peer};
 use super::ShmShared;
 use super::connection::{Connection, ProtocolViolation};
 use super::handshake::{self, ControlPacket, Fds, PacketRead, ShmHello};
@@ -424,6 +424,27 @@ impl Link for ShmLink {
         };
         connection.wake_peer();
         sent
+    }
+
+    fn injects(&self) -> bool {
+        true
+    }
+
+    fn inject(&self, bytes: &[u8]) -> Injected {
+        let Some(connection) = self.connection.get().filter(|_| !self.is_closed()) else { return Injected::No };
+        // The driver may be continuing an earlier send.
+        let sent = self.outbox.try_lock().is_some_and(|mut slot| slot.as_mut().is_some_and(|outbox| outbox.inject(bytes)));
+        match sent {
+            false => Injected::No,
+            true if connection.peer_sleeps().is_some() => Injected::PeerSleeps,
+            true => Injected::Yes,
+        }
+    }
+
+    fn wake_peer(&self) {
+        if let Some(connection) = self.connection.get() {
+            connection.wake_peer();
+        }
     }
 
     fn scheme(&self) -> Transport {

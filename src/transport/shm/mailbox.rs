@@ -123,6 +123,15 @@ impl ShmOutbox {
         prefers && connection.lends.load(Ordering::Relaxed)
     }
 
+    /// Writes a few bytes, if nothing waits for the peer and there is room for all of them.
+    pub(super) fn inject(&mut self, bytes: &[u8]) -> bool {
+        let now = bytes.len() <= MAX_BODY && !self.is_waiting() && self.producer.has_room(bytes.len()) == Ok(true);
+        if now {
+            self.producer.put(RecordKind::Bytes, bytes.len(), |segment, at| segment.write(at, bytes));
+        }
+        now
+    }
+
     /// Writes as much of a send as there is room for.
     pub(super) fn write(&mut self, connection: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
         while sending.written < sending.bytes.len() {

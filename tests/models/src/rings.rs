@@ -50,6 +50,24 @@ pub(crate) fn response_wakes_the_sleeping_end() {
     });
 }
 
+/// As above, with records that are written under a lock; the peer is woken after it.
+pub(crate) fn injected_response_wakes_the_sleeping_end() {
+    model(3, || {
+        let (mut near, mut far) = pair(None);
+        let server = thread::spawn(move || {
+            for number in 1..=2 {
+                far.until(|end| end.received.frames.len() == number);
+                far.inject(&[7]);
+            }
+        });
+        for number in 1..=2 {
+            near.inject(&[1]);
+            near.until(|end| end.received.frames.len() == number);
+        }
+        server.join().unwrap();
+    });
+}
+
 struct Loaned {
     memory: Arc<Watched>,
     region: Arc<Region>,

@@ -101,6 +101,14 @@ impl End {
         all
     }
 
+    /// Like a link's inject, and the wake-up that follows.
+    pub(crate) fn inject(&mut self, bytes: &[u8]) {
+        assert!(self.outbox.inject(bytes));
+        if self.connection.peer_sleeps().is_some() {
+            self.connection.wake_peer();
+        }
+    }
+
     /// Like a link that continues with what waited.
     fn resume(&mut self) -> bool {
         let returned = self.outbox.loans.sweep(&self.connection);

@@ -1,0 +1,167 @@
+//! What goes out on a link: frames, and chunks of payloads.
+
+use super::super::streams::Chunk;
+use super::super::wire::{self, Message};
+use super::super::{Carrier, Env, Injected, LinkId, Output, Proto};
+use super::{LinkState, PeerLink};
+
+/// Longest payload of one `Data` while calls arrive: the driver handles none of them while it sends one or reads one. So short
+/// ones take up to half of the bandwidth of a transfer that is alone.
+const CHUNK_BESIDE_CALLS: usize = 128 << 10;
+/// So many chunks are short after a call.
+const SHORT_CHUNKS: u32 = 16;
+/// Payloads of a link that the peer may be reading from this side's memory at a time: the one that it reads, and the next ones.
+const MAX_EXPORTED: isize = 4;
+/// A send buffer that has grown beyond this is freed, not reused.
+const KEEP: usize = 64 << 10;
+
+/// The longest frames that are sent while the protocol is locked: it takes less time than to lock it once more.
+const INJECTED: usize = 4 << 10;
+/// With so many calls in progress, a further one may wait to be sent together with others.
+const MANY: usize = 8;
+/// So many bytes are worth a send of their own.
+const WORTH_SENDING: usize = 16 << 10;
+
+impl<E: Env> PeerLink<E> {
+    /// A call was queued. True when it may wait for more: the peer has more calls to handle meanwhile than would wait.
+    pub(in crate::proto) fn may_wait(&mut self) -> bool {
+        self.waiting_calls += 1;
+        let under_way = self.pending.max(self.outgoing.out as usize);
+        self.is_open()
+            && self.streams.is_empty()
+            && under_way >= MANY
+            && 2 * self.waiting_calls < under_way
+            && self.control.len() < WORTH_SENDING
+    }
+
+    pub(in crate::proto) fn wants_to_send(&self) -> bool {
+        match self.state {
+            LinkState::Dialling => false,
+            LinkState::Handshaking => !self.handshake.is_empty(),
+            LinkState::Open => !self.handshake.is_empty() || !self.control.is_empty() || self.may_stream(),
+        }
+    }
+
+    fn may_stream(&self) -> bool {
+        self.exported < MAX_EXPORTED && !self.streams.is_empty()
+    }
+
+    pub(super) fn is_flushed(&self) -> bool {
+        !self.in_flight && self.exported == 0 && !self.wants_to_send()
+    }
+
+    /// True when the link has something to send from now on; it is to be put in `Proto::ready` then.
+    fn becomes_ready(&mut self) -> bool {
+        let becomes = !self.queued && !self.in_flight && self.wants_to_send();
+        self.queued |= becomes;
+        becomes
+    }
+
+    /// Sends the queued frames at once, if they are few, nothing else is to be sent, and the transport can do that.
+    pub(in crate::proto) fn inject(&mut self) -> Injected {
+        let Some(carrier) = self.carrier.as_ref().filter(|_| self.injects) else { return Injected::No };
+        let only_frames = self.is_open() && self.handshake.is_empty() && self.streams.is_empty() && !self.closing;
+        if !only_frames || self.in_flight || self.control.is_empty() || self.control.len() > INJECTED {
+            return Injected::No;
+        }
+        let sent = carrier.inject(&self.control);
+        if sent != Injected::No {
+            self.queued = false;
+            self.waiting_calls = 0;
+            (self.account.answers, self.account.control) = (0, 0);
+            self.traffic.sent_bytes += self.control.len() as u64;
+            self.control.clear();
+        }
+        sent
+    }
+
+    /// The next thing to send: all queued frames, and one chunk. `calls`: how many calls and answers have arrived at the engine.
+    pub(in crate::proto) fn transmit(&mut self, id: LinkId, calls: u64) -> Option<Output<E>> {
+        self.queued = false;
+        if self.in_flight || !self.wants_to_send() {
+            return None;
+        }
+        self.in_flight = true;
+        self.waiting_calls = 0;
+        self.account.sending = std::mem::take(&mut self.account.answers) + std::mem::take(&mut self.account.control);
+        if !self.handshake.is_empty() {
+            let bytes = std::mem::take(&mut self.handshake);
+            self.traffic.sent_bytes += bytes.len() as u64;
+            return Some(Output::Transmit { link: id, carrier: self.carrier.clone(), bytes, payload: None });
+        }
+        let mut bytes = std::mem::replace(&mut self.control, std::mem::take(&mut self.spare));
+        let mut payload = None;
+        let next = if self.may_stream() { self.next_chunk(calls) } else { None };
+        if let Some(Chunk { kind: stream, id, offset, len, memory }) = next {
+            payload = memory;
+            wire::put(&mut bytes, &Message::Data { stream, id, offset: offset as u64, len: len as u32 }, &[], false);
+            self.traffic.sent_bytes += len as u64;
+        }
+        self.traffic.sent_bytes += bytes.len() as u64;
+        Some(Output::Transmit { link: id, carrier: self.carrier.clone(), bytes, payload })
+    }
+
+    fn next_chunk(&mut self, calls: u64) -> Option<Chunk<E::Memory>> {
+        // The call that a transfer belongs to came before its first chunk.
+        if self.calls_before.is_some_and(|before| before != calls) {
+            self.short_chunks = SHORT_CHUNKS;
+        }
+        let most = if self.short_chunks > 0 { self.chunk.min(CHUNK_BESIDE_CALLS) } else { self.chunk };
+        self.short_chunks = self.short_chunks.saturating_sub(1);
+        let next = self.streams.next(most);
+        self.calls_before = (!self.streams.is_empty()).then_some(calls);
+        next
+    }
+}
+
+impl<E: Env> Proto<E> {
+    /// Queues the link for sending, if it has anything to send.
+    pub(in crate::proto) fn mark_ready(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        if link.becomes_ready() {
+            self.ready.push_back(id);
+        }
+        if link.counts() {
+            self.recount(id);
+        }
+    }
+
+    /// Sets what carries the link; returns what did before, or `carrier` where there is no such link any more.
+    pub(crate) fn set_carrier(&mut self, id: LinkId, carrier: E::Carrier) -> Option<E::Carrier> {
+        match self.links.get_mut(id) {
+            Some(link) => {
+                link.injects = carrier.injects();
+                link.carrier.replace(carrier)
+            }
+            None => Some(carrier),
+        }
+    }
+
+    /// The peer has read a payload that was exported to it.
+    pub(crate) fn handle_returned(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.exported -= 1;
+        if link.closing {
+            self.touch_closing(id);
+        } else {
+            self.mark_ready(id);
+        }
+    }
+
+    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
+    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>, exported: bool) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.in_flight = false;
+        link.account.sending = 0;
+        link.exported += isize::from(exported);
+        if bytes.capacity() <= KEEP {
+            bytes.clear();
+            link.spare = bytes;
+        }
+        if link.closing {
+            self.touch_closing(id);
+        } else {
+            self.mark_ready(id);
+        }
+    }
+}
