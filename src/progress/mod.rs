@@ -22,7 +22,7 @@ mod timers;
 mod workers;
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -101,7 +101,7 @@ impl proto::Carrier for Arc<dyn Link> {
     }
 
     fn inject(&self, bytes: &[u8]) -> Injected {
-        // What is logged is sent when no lock is held.
+        // A message is taken apart to be logged, which is not to be waited for.
         if frame_log::is_on() { Injected::No } else { (**self).inject(bytes) }
     }
 }
@@ -211,8 +211,6 @@ pub(crate) struct Core {
     spin: Option<Duration>,
     /// The caller's event loop takes the place of the progress thread.
     external: Option<external::External>,
-    /// How many calls of peers have been cancelled.
-    cancelled: AtomicU32,
     stopping: AtomicBool,
     dial_filter: Option<DialFilter>,
     /// Whether the ends of operations are timed.
@@ -289,7 +287,6 @@ impl Core {
             handlers_inline: settings.handler_threads == 0,
             spin,
             external: external.transpose().map_err(failed)?,
-            cancelled: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
             dial_filter: settings.dial_filter,
             measures: settings.measures,

@@ -77,8 +77,9 @@ impl PendingOutputs {
 
     /// Keeps the memory for the next drive of this thread, unless it is large.
     pub(super) fn keep(self) {
-        debug_assert!(self.outputs.queue.is_empty() && !self.has_any(), "all outputs are executed");
-        if self.outputs.queue.capacity() <= KEEP && self.deferred.capacity() <= KEEP {
+        let is_empty = self.outputs.queue.is_empty() && self.deferred.is_empty();
+        debug_assert!(is_empty, "all outputs are executed");
+        if is_empty && self.outputs.queue.capacity() <= KEEP && self.deferred.capacity() <= KEEP {
             // Fails on a thread that is ending: then the memory is freed.
             let _ = PENDING.try_with(|pending| pending.borrow_mut().push(self));
         }
@@ -120,11 +121,6 @@ impl Core {
     /// Identifies the engine within its process.
     pub(super) fn identity(&self) -> usize {
         std::ptr::from_ref(self).addr()
-    }
-
-    /// How many calls of peers have been cancelled so far. While it does not change, none that is queued was.
-    pub(crate) fn cancelled(&self) -> u32 {
-        self.cancelled.load(Ordering::Relaxed)
     }
 
     /// True in a child of the process that made the engine.
@@ -482,6 +478,8 @@ impl Core {
         match output {
             Output::Transmit { link, carrier, bytes, payload } => {
                 next.sent += payload.as_ref().map_or(0, |payload| payload.len);
+                // It is attached before the first report of the link.
+                debug_assert!(carrier.is_some(), "a link that sends has a carrier");
                 let Some(carrier) = carrier else { return };
                 if frame_log::is_on() {
                     frame_log::log("sent", key(link), &bytes, bytes.len());
@@ -521,11 +519,7 @@ impl Core {
                     self.follow_up(next, |_| ());
                 }
             }
-            Output::WakePeer { link } => {
-                if let Some(found) = self.transport_link(link) {
-                    found.wake_peer();
-                }
-            }
+            Output::WakePeer { carrier } => carrier.wake_peer(),
             Output::CoverPayloads { link } => {
                 if let Some(found) = self.transport_link(link) {
                     found.cover_payloads();
@@ -558,7 +552,6 @@ impl Core {
                 }
             }
             Output::Cancelled { request } => {
-                self.cancelled.fetch_add(1, Ordering::Relaxed);
                 if let Some(service) = self.service.get() {
                     service.cancelled(request);
                 }
@@ -667,15 +660,15 @@ impl Core {
     /// Stores the transport's side of a link, or closes it if the protocol has closed the link already.
     fn attach(&self, id: LinkId, link: Arc<dyn Link>) {
         let earlier = self.links.write().insert(id, link.clone());
-        if let Some(earlier) = earlier {
+        if let Some(earlier) = &earlier {
             earlier.close();
         }
         let (carrier, has_link) = {
             let mut proto = self.proto.lock();
             (proto.set_carrier(id, link), proto.has_link(id))
         };
-        // May be the last reference to it.
-        drop(carrier);
+        // May be the last references.
+        drop((earlier, carrier));
         if !has_link {
             let late = self.links.write().remove(id);
             if let Some(late) = late {

@@ -165,7 +165,6 @@ impl Job {
     pub(crate) fn new(core: &Core, mut work: JobKind) -> Job {
         if let JobKind::Request(_, incoming) = &mut work {
             incoming.stamp = stamp(core.pacer.nanos());
-            incoming.cancelled_before = core.cancelled();
         }
         Job { engine: core.identity(), work: Some(work) }
     }

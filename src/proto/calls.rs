@@ -521,7 +521,6 @@ impl<E: Env> Proto<E> {
             one_way: request.one_way.is_some(),
             again: false,
             stamp: 0,
-            cancelled_before: 0,
             trace,
             body,
             leases,

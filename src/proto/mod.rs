@@ -1,8 +1,8 @@
 //! The protocol between engines, as a state machine without any I/O of its own.
 //!
 //! The caller reports what happened (`handle_*`, `consume`), what the user wants (`call`, `respond`, `transfer`, `expose`, …),
-//! and what time it is. After each of these it calls [`Proto::poll`] and executes each [`Output`]. [`Proto`] holds every table:
-//! peers, links, calls, requests, transfers, exposed memory; and it checks each claim of a peer. It owns no socket, clock,
+//! and what time it is. After each of these it calls [`Proto::poll`] and executes each [`Output`]. A few frames for a link whose
+//! [`Carrier`] takes them at once need no output: `poll` hands them over. [`Proto`] holds every table: peers, links, calls, requests, transfers, exposed memory; and it checks each claim of a peer. It owns no socket, clock,
 //! thread or lock, and it never reads a byte of the memory that it moves.
 //!
 //! ```text
@@ -80,6 +80,9 @@ slotmap::new_key_type! {
     /// A transfer that this engine started.
     pub(crate) struct TransferId;
 }
+
+/// On so many links frames are sent at once in one step: this bounds the time for which it locks the protocol.
+const MAX_INJECTED: usize = 8;
 
 /// The number that stands for a key on the wire.
 fn wire_id(key: impl slotmap::Key) -> u64 {
@@ -184,8 +187,6 @@ pub(crate) struct Incoming<E: Env> {
     pub again: bool,
     /// For the user of the protocol: when it was queued for its handler.
     pub stamp: u32,
-    /// For the user of the protocol: how many calls had been cancelled then.
-    pub cancelled_before: u32,
     /// The trace that it belongs to.
     pub trace: Option<Arc<TraceContext>>,
     pub body: Body<E::Memory>,
@@ -254,9 +255,9 @@ pub(crate) enum Output<E: Env> {
         bytes: Vec<u8>,
         payload: Option<E::Memory>,
     },
-    /// Wake the peer, which sleeps: something was sent to it.
+    /// Wake the peer, which sleeps: something was sent to it at once.
     WakePeer {
-        link: LinkId,
+        carrier: E::Carrier,
     },
     /// Have a device transfer all of `memory` from or to the peer's memory, at `offset` from where the keys begin (RMA); then
     /// report `handle_rma_done`.
@@ -486,22 +487,16 @@ impl<E: Env> Proto<E> {
 
     fn poll_some(&mut self, outputs: &mut VecDeque<Output<E>>) {
         self.poll_unsent(outputs);
+        let mut injected = 0;
         while let Some(id) = self.ready.pop_front() {
             let Some(link) = self.links.get_mut(id) else { continue };
-            match link.inject() {
-                Injected::No => {
-                    if let Some(output) = link.transmit(id, self.calls_arrived) {
-                        outputs.push_back(output);
-                    }
+            if injected < MAX_INJECTED && link.inject(outputs) {
+                injected += 1;
+                if link.counts() {
+                    self.recount(id);
                 }
-                sent => {
-                    if link.counts() {
-                        self.recount(id);
-                    }
-                    if sent == Injected::PeerSleeps {
-                        outputs.push_back(Output::WakePeer { link: id });
-                    }
-                }
+            } else if let Some(output) = link.transmit(id, self.calls_arrived) {
+                outputs.push_back(output);
             }
         }
     }

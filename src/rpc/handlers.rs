@@ -124,8 +124,7 @@ impl HandlerBase {
     /// queued. A one-way call is handled also when its caller is gone.
     fn enter(&self, incoming: &Incoming<EngineEnv>) -> Option<RunningHandler> {
         let shared = self.shared.upgrade()?;
-        let may_be_cancelled = !incoming.one_way && shared.core.cancelled() != incoming.cancelled_before;
-        if may_be_cancelled && !shared.core.with_proto(|proto| proto.is_wanted(incoming.request)) {
+        if !incoming.one_way && !shared.core.with_proto(|proto| proto.is_wanted(incoming.request)) {
             self.abandon(incoming);
             return None;
         }
@@ -665,7 +664,6 @@ impl<R> Responder<R> {
             one_way: *one_way,
             again: true,
             stamp: 0,
-            cancelled_before: 0,
             trace: trace.clone(),
             body: content.body,
             leases: content.leases,

@@ -12,7 +12,9 @@ use std::time::Instant;
 
 use crate::sync::Mutex;
 
-use super::{Capabilities, Consumed, DeviceAccess, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, TransportDriver};
+use super::{
+    Capabilities, Consumed, DeviceAccess, Injected, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, TransportDriver,
+};
 use crate::memory::{Region, Slice};
 use crate::{Address, Result, Transport};
 
@@ -286,6 +288,20 @@ impl Link for FaultyLink {
             FaultDecision::Cut => {}
         }
         if self.state.happens(self.state.plan.held) { self.delay(bytes, payload) } else { self.send_inner(bytes, payload) }
+    }
+
+    fn injects(&self) -> bool {
+        self.inner.injects()
+    }
+
+    /// Half of the time; else `send` has the faults.
+    fn inject(&self, bytes: &[u8]) -> Injected {
+        assert!(!self.sending.load(Ordering::SeqCst), "bytes were injected while a send was pending");
+        if self.cut.load(Ordering::SeqCst) || self.state.roll(2) == 0 { Injected::No } else { self.inner.inject(bytes) }
+    }
+
+    fn wake_peer(&self) {
+        self.inner.wake_peer();
     }
 
     fn acknowledged(&self) -> u64 {

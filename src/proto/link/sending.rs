@@ -1,5 +1,7 @@
 //! What goes out on a link: frames, and chunks of payloads.
 
+use std::collections::VecDeque;
+
 use super::super::streams::Chunk;
 use super::super::wire::{self, Message};
 use super::super::{Carrier, Env, Injected, LinkId, Output, Proto};
@@ -15,7 +17,8 @@ const MAX_EXPORTED: isize = 4;
 /// A send buffer that has grown beyond this is freed, not reused.
 const KEEP: usize = 64 << 10;
 
-/// The longest frames that are sent while the protocol is locked: it takes less time than to lock it once more.
+/// The longest frames that are sent while the protocol is locked: to copy them takes less time than to unlock it, and to lock it
+/// again when they are sent.
 const INJECTED: usize = 4 << 10;
 /// With so many calls in progress, a further one may wait to be sent together with others.
 const MANY: usize = 8;
@@ -58,21 +61,23 @@ impl<E: Env> PeerLink<E> {
     }
 
     /// Sends the queued frames at once, if they are few, nothing else is to be sent, and the transport can do that.
-    pub(in crate::proto) fn inject(&mut self) -> Injected {
-        let Some(carrier) = self.carrier.as_ref().filter(|_| self.injects) else { return Injected::No };
+    pub(in crate::proto) fn inject(&mut self, outputs: &mut VecDeque<Output<E>>) -> bool {
+        let Some(carrier) = self.carrier.as_ref().filter(|_| self.injects) else { return false };
         let only_frames = self.is_open() && self.handshake.is_empty() && self.streams.is_empty() && !self.closing;
         if !only_frames || self.in_flight || self.control.is_empty() || self.control.len() > INJECTED {
-            return Injected::No;
+            return false;
         }
-        let sent = carrier.inject(&self.control);
-        if sent != Injected::No {
-            self.queued = false;
-            self.waiting_calls = 0;
-            (self.account.answers, self.account.control) = (0, 0);
-            self.traffic.sent_bytes += self.control.len() as u64;
-            self.control.clear();
+        match carrier.inject(&self.control) {
+            Injected::No => return false,
+            Injected::Yes => {}
+            Injected::PeerSleeps => outputs.push_back(Output::WakePeer { carrier: carrier.clone() }),
         }
-        sent
+        self.queued = false;
+        self.waiting_calls = 0;
+        (self.account.answers, self.account.control) = (0, 0);
+        self.traffic.sent_bytes += self.control.len() as u64;
+        self.control.clear();
+        true
     }
 
     /// The next thing to send: all queued frames, and one chunk. `calls`: how many calls and answers have arrived at the engine.

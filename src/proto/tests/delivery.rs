@@ -170,7 +170,7 @@ impl Net {
                 }
             }
             Output::CoverPayloads { link } => host.covered.push(link),
-            Output::WakePeer { link } => host.woken.push(link),
+            Output::WakePeer { .. } => host.woken += 1,
             Output::StartRma { link, transfer, pull, memory, keys, offset } => {
                 let at = self.now + self.settings.rma_duration;
                 self.rma_operations.push(DeviceRma {

@@ -46,8 +46,8 @@ pub struct Host {
     pub idle: usize,
     /// Links whose payloads are to have checksums.
     pub covered: Vec<LinkId>,
-    /// Links whose sleeping peers are to be woken.
-    pub woken: Vec<LinkId>,
+    /// How many sleeping peers were to be woken.
+    pub woken: usize,
     /// How many transmits the host has been asked for.
     pub transmits: usize,
     pub exposed: HashMap<u128, Mem>,
@@ -152,7 +152,7 @@ impl Host {
             connected: HashSet::new(),
             idle: 0,
             covered: Vec::new(),
-            woken: Vec::new(),
+            woken: 0,
             transmits: 0,
             exposed: HashMap::new(),
             values: 0,

@@ -1,9 +1,12 @@
 //! Frames that are sent while the protocol is locked.
 
-use super::Injected;
+use std::time::Duration;
+
 use super::env::pattern;
 use super::host::served;
 use super::net::{Net, call};
+use super::wire::Message;
+use super::{Injected, MAX_INJECTED};
 
 /// An open link between two hosts, both ends of which can send a few bytes at once.
 fn pair() -> Net {
@@ -37,7 +40,7 @@ fn small_calls_and_answers_are_sent_at_once() {
     };
     let ((sent, received), far) = (traffic(&net, 0), traffic(&net, 1));
     assert_eq!((received, sent), far, "all that is sent is counted");
-    assert!(net.hosts.iter().all(|host| host.woken.is_empty()));
+    assert!(net.hosts.iter().all(|host| host.woken == 0));
     net.end();
 }
 
@@ -62,13 +65,68 @@ fn peer_that_sleeps_is_woken() {
     let mut net = pair();
     net.hosts[0].carriers.values().for_each(|carrier| carrier.says.set(Injected::PeerSleeps));
     assert_eq!(transmits_of_call(&mut net, 10), 0);
-    assert_eq!((net.hosts[0].woken.len(), net.hosts[1].woken.len()), (1, 0));
+    assert_eq!((net.hosts[0].woken, net.hosts[1].woken), (1, 0));
     net.end();
 }
 
-/// A frame does not overtake what was queued before it, and a payload is not cut in two.
+/// An engine with many peers does not lock its protocol until it has sent to all of them.
 #[test]
-fn calls_beside_a_transmit_are_sent_behind_it() {
+fn few_links_send_at_once_in_one_step() {
+    const PEERS: usize = 20;
+    let mut net = Net::new(1 + PEERS);
+    net.settings.injects = true;
+    for peer in 1..=PEERS {
+        net.hosts[peer].echo = true;
+        net.call(0, peer, call("first"));
+    }
+    net.settle();
+    let before = transmits(&net);
+    // One step with frames for each link: they are polled together.
+    let now = net.now;
+    net.with_host(0, |host| {
+        let links: Vec<_> = host.proto.links.keys().collect();
+        for link in links {
+            host.proto.links[link].queue_control(&Message::Ping);
+            host.proto.mark_ready(link);
+            host.proto.handle_heard(link, now);
+        }
+    });
+    assert_eq!(transmits(&net) - before, PEERS - MAX_INJECTED);
+    net.settle();
+    net.end();
+}
+
+/// What is held for the peer counts until it is sent, and no longer; calls that wait for more are few again after they were sent.
+#[test]
+fn what_is_sent_at_once_is_not_held_any_more() {
+    let mut net = pair();
+    let link = net.hosts[1].proto.links.keys().next().unwrap();
+    let before = net.hosts[1].proto.bytes;
+    {
+        let host = &mut net.hosts[1];
+        host.proto.links[link].account.answers = 1 << 20;
+        host.proto.recount(link);
+        assert!(host.proto.bytes > before);
+        host.proto.links[link].queue_control(&Message::Ping);
+        host.proto.mark_ready(link);
+    }
+    net.pump(1);
+    assert_eq!(net.hosts[1].proto.bytes, before);
+    net.settle();
+
+    // Started calls wait until half as many wait as are in progress: each time anew.
+    net.hosts[1].echo = false;
+    (0..20).for_each(|_| drop(net.call(0, 1, call("x"))));
+    let link = net.hosts[0].proto.links.values_mut().next().unwrap();
+    assert!(link.may_wait(), "nothing waits, and 20 calls are in progress");
+    net.advance(Duration::from_millis(1));
+    net.settle_until_served(1);
+    net.end();
+}
+
+/// A frame does not overtake the chunks of a payload, nor cut one in two.
+#[test]
+fn calls_beside_a_payload_are_transmitted() {
     let mut net = pair();
     net.settings.report_late = true;
     let memory = net.expose(1, 5, pattern(3, 1 << 20), true, false);

@@ -60,6 +60,7 @@ fn operations_in_progress_at_shutdown_fail() {
             let mut net = Net::new(2);
             net.settings.piece = 100 << 10;
             net.settings.report_late = report_late;
+            net.settings.injects = !report_late;
             let mut ops = Vec::new();
             for (owner, other) in [(0, 1), (1, 0)] {
                 net.expose(owner, TOKEN, vec![1; 1 << 20], true, true);

@@ -432,7 +432,11 @@ impl Link for ShmLink {
 
     fn inject(&self, bytes: &[u8]) -> Injected {
         let Some(connection) = self.connection.get().filter(|_| !self.is_closed()) else { return Injected::No };
-        // The driver may be continuing an earlier send.
+        // Another user's process may make reads of its memory wait, and with them all that the caller's lock is for.
+        if !connection.peer.own_user {
+            return Injected::No;
+        }
+        // Another thread may be closing the link.
         let sent = self.outbox.try_lock().is_some_and(|mut slot| slot.as_mut().is_some_and(|outbox| outbox.inject(bytes)));
         match sent {
             false => Injected::No,
