@@ -81,7 +81,7 @@ pub(crate) struct CallCounts {
 }
 
 impl CallCounts {
-    #[inline]
+    #[inline(always)]
     fn record(&mut self, call: &EndedCall) {
         self.calls += 1;
         self.sent_bytes += call.sent as u64;

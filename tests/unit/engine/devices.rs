@@ -11,7 +11,7 @@ use crate::sync::Mutex;
 
 use crate::memory::{DeviceRegistration, Loan, Region, Slice};
 use crate::transport::{
-    Capabilities, Consumed, DeviceAccess, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, TransportDriver,
+    Capabilities, Consumed, DeviceAccess, Injected, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, TransportDriver,
 };
 use crate::{Address, Bulk, BulkMode, Endpoint, Engine, Error, Request, Result, Transport};
 
@@ -129,6 +129,15 @@ struct DeviceLink {
 impl Link for DeviceLink {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
         self.inner.send(bytes, payload)
+    }
+    fn injects(&self) -> bool {
+        self.inner.injects()
+    }
+    fn inject(&self, bytes: &[u8]) -> Injected {
+        self.inner.inject(bytes)
+    }
+    fn wake_peer(&self) {
+        self.inner.wake_peer();
     }
     fn scheme(&self) -> Transport {
         self.inner.scheme()
