@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use crate::sync::Mutex;
 
@@ -81,9 +81,10 @@ impl LoopInbox {
 
 /// One end of a link, with a reference to the other.
 struct LoopEnd {
-    key: Mutex<Option<LinkKey>>,
+    key: LinkKey,
     inbox: Weak<LoopInbox>,
-    peer: Mutex<Weak<LoopEnd>>,
+    /// The dialling end has none until it is accepted.
+    peer: OnceLock<Weak<LoopEnd>>,
     state: Mutex<LoopEndState>,
 }
 
@@ -99,8 +100,13 @@ struct LoopEndState {
 }
 
 impl LoopEnd {
+    /// `None` once it is closed.
     fn key(&self) -> Option<LinkKey> {
-        if self.state.lock().closed { None } else { *self.key.lock() }
+        (!self.state.lock().closed).then_some(self.key)
+    }
+
+    fn peer(&self) -> Option<Arc<LoopEnd>> {
+        self.peer.get().and_then(Weak::upgrade)
     }
 }
 
@@ -110,16 +116,16 @@ struct LoopLink(Arc<LoopEnd>);
 impl Link for LoopLink {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
         let closed = || Sent::Failed(io::Error::new(io::ErrorKind::ConnectionReset, "the other end is closed"));
-        if self.0.state.lock().closed {
-            return closed();
-        }
-        let Some(peer) = self.0.peer.lock().upgrade() else { return closed() };
+        let Some(peer) = self.0.peer() else { return closed() };
         let Some(inbox) = peer.inbox.upgrade() else { return closed() };
         // The receiver reads the payload's memory, so the send is complete only after that. A sender waits for a receiver that
         // is far behind, too. `owed` is set before the receiver can see the item.
         let later = payload.is_some() || inbox.is_long();
         let spare = {
             let mut state = self.0.state.lock();
+            if state.closed {
+                return closed();
+            }
             state.owed = later;
             std::mem::take(&mut state.spare)
         };
@@ -147,8 +153,8 @@ impl Link for LoopLink {
 
     fn close(&self) {
         self.0.state.lock().closed = true;
-        let peer = self.0.peer.lock().upgrade();
-        if let Some((peer, inbox)) = peer.and_then(|peer| peer.inbox.upgrade().map(|inbox| (peer.clone(), inbox))) {
+        let peer = self.0.peer();
+        if let Some((peer, inbox)) = peer.and_then(|peer| peer.inbox.upgrade().map(|inbox| (peer, inbox))) {
             inbox.put(LoopItem::Closed(peer));
         }
     }
@@ -165,13 +171,8 @@ impl Loopback {
         Loopback { inbox: Arc::new(inbox), names: Mutex::default() }
     }
 
-    fn end(&self, key: Option<LinkKey>, peer: Weak<LoopEnd>) -> Arc<LoopEnd> {
-        Arc::new(LoopEnd {
-            key: Mutex::new(key),
-            inbox: Arc::downgrade(&self.inbox),
-            peer: Mutex::new(peer),
-            state: Mutex::default(),
-        })
+    fn end(&self, key: LinkKey, peer: OnceLock<Weak<LoopEnd>>) -> Arc<LoopEnd> {
+        Arc::new(LoopEnd { key, inbox: Arc::downgrade(&self.inbox), peer, state: Mutex::default() })
     }
 
     fn handle(&self, item: LoopItem, sink: &mut dyn Sink) {
@@ -180,8 +181,9 @@ impl Loopback {
                 let Some(inbox) = dialler.inbox.upgrade() else { return };
                 let remote = Address::loopback("");
                 let key = sink.accepted(remote);
-                let accepted = self.end(Some(key), Arc::downgrade(&dialler));
-                *dialler.peer.lock() = Arc::downgrade(&accepted);
+                let accepted = self.end(key, OnceLock::from(Arc::downgrade(&dialler)));
+                // It was dialled once.
+                let _ = dialler.peer.set(Arc::downgrade(&accepted));
                 sink.attach(key, Arc::new(LoopLink(accepted)));
                 inbox.put(LoopItem::Connected(dialler));
             }
@@ -206,8 +208,14 @@ impl Loopback {
     }
 
     fn deliver(&self, to: &Arc<LoopEnd>, mut bytes: Vec<u8>, payload: Option<Slice>, sink: &mut dyn Sink) {
-        let Some(key) = to.key() else { return };
-        let mut rest = std::mem::take(&mut to.state.lock().rest);
+        let key = to.key;
+        let mut rest = {
+            let mut state = to.state.lock();
+            if state.closed {
+                return;
+            }
+            std::mem::take(&mut state.rest)
+        };
         let data = if rest.is_empty() {
             &bytes
         } else {
@@ -230,7 +238,7 @@ impl Loopback {
             };
             sink.payload_done(key, status);
         }
-        let Some(from) = to.peer.lock().upgrade() else { return };
+        let Some(from) = to.peer() else { return };
         bytes.clear();
         let owed = {
             let mut state = from.state.lock();
@@ -282,7 +290,7 @@ impl TransportDriver for Loopback {
         let listener = LISTENERS.lock().get(address.rest()).and_then(Weak::upgrade).ok_or_else(|| {
             io::Error::new(io::ErrorKind::ConnectionRefused, "no engine listens under this name in this process")
         })?;
-        let end = self.end(Some(key), Weak::new());
+        let end = self.end(key, OnceLock::new());
         attach(Arc::new(LoopLink(end.clone())));
         listener.put(LoopItem::Dial(end));
         Ok(())
