@@ -2,8 +2,9 @@
 //!
 //! The caller reports what happened (`handle_*`, `consume`), what the user wants (`call`, `respond`, `transfer`, `expose`, …),
 //! and what time it is. After each of these it calls [`Proto::poll`] and executes each [`Output`]. A few frames for a link whose
-//! [`Carrier`] takes them at once need no output: `poll` hands them over. [`Proto`] holds every table: peers, links, calls, requests, transfers, exposed memory; and it checks each claim of a peer. It owns no socket, clock,
-//! thread or lock, and it never reads a byte of the memory that it moves.
+//! [`Carrier`] takes them at once need no output: `poll` hands them over. [`Proto`] holds every table: peers, links, calls,
+//! requests, transfers, exposed memory; and it checks each claim of a peer. It owns no socket, clock, thread or lock, and it never
+//! reads a byte of the memory that it moves.
 //!
 //! ```text
 //!          consume, handle_accepted/connected/payload_done/sent/rma_done/closed/timeout
@@ -82,7 +83,7 @@ slotmap::new_key_type! {
 }
 
 /// On so many links frames are sent at once in one step: this bounds the time for which it locks the protocol.
-const MAX_INJECTED: usize = 8;
+const MAX_INJECTED_LINKS: usize = 8;
 
 /// The number that stands for a key on the wire.
 fn wire_id(key: impl slotmap::Key) -> u64 {
@@ -490,7 +491,7 @@ impl<E: Env> Proto<E> {
         let mut injected = 0;
         while let Some(id) = self.ready.pop_front() {
             let Some(link) = self.links.get_mut(id) else { continue };
-            if injected < MAX_INJECTED && link.inject(outputs) {
+            if injected < MAX_INJECTED_LINKS && link.inject(outputs) {
                 injected += 1;
                 if link.counts() {
                     self.recount(id);

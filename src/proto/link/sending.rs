@@ -19,7 +19,7 @@ const KEEP: usize = 64 << 10;
 
 /// The longest frames that are sent while the protocol is locked: to copy them takes less time than to unlock it, and to lock it
 /// again when they are sent.
-const INJECTED: usize = 4 << 10;
+const MAX_INJECTED_BYTES: usize = 4 << 10;
 /// With so many calls in progress, a further one may wait to be sent together with others.
 const MANY: usize = 8;
 /// So many bytes are worth a send of their own.
@@ -64,7 +64,7 @@ impl<E: Env> PeerLink<E> {
     pub(in crate::proto) fn inject(&mut self, outputs: &mut VecDeque<Output<E>>) -> bool {
         let Some(carrier) = self.carrier.as_ref().filter(|_| self.injects) else { return false };
         let only_frames = self.is_open() && self.handshake.is_empty() && self.streams.is_empty() && !self.closing;
-        if !only_frames || self.in_flight || self.control.is_empty() || self.control.len() > INJECTED {
+        if !only_frames || self.in_flight || self.control.is_empty() || self.control.len() > MAX_INJECTED_BYTES {
             return false;
         }
         match carrier.inject(&self.control) {

@@ -6,7 +6,7 @@ use super::env::pattern;
 use super::host::served;
 use super::net::{Net, call};
 use super::wire::Message;
-use super::{Injected, MAX_INJECTED};
+use super::{Injected, MAX_INJECTED_LINKS};
 
 /// An open link between two hosts, both ends of which can send a few bytes at once.
 fn pair() -> Net {
@@ -91,7 +91,7 @@ fn few_links_send_at_once_in_one_step() {
             host.proto.handle_heard(link, now);
         }
     });
-    assert_eq!(transmits(&net) - before, PEERS - MAX_INJECTED);
+    assert_eq!(transmits(&net) - before, PEERS - MAX_INJECTED_LINKS);
     net.settle();
     net.end();
 }
