@@ -95,7 +95,7 @@ fn record() {
         let server = Engine::server("loop://").unwrap();
         server.define("first", |_: &Request, ()| ()).unwrap();
         let client = Engine::client("loop").unwrap();
-        client.procedure::<(), ()>("first").on(&client.lookup(server.address()).unwrap()).call(&()).unwrap();
+        client.procedure::<(), ()>("first").on(client.lookup(server.address()).unwrap()).call(&()).unwrap();
     });
 }
 
