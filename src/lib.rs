@@ -182,7 +182,8 @@
 //! - `memmap2`: a `memmap2::Mmap` can be exposed read-only, a `memmap2::MmapMut` for writing too. The constructors of maps of
 //!   files are unsafe, since others can change or truncate the file: their caller promises that this does not happen while the
 //!   map exists, which includes the time that it is exposed. Reading what was truncated can end the process with `SIGBUS`, also
-//!   when it is a peer's pull that reads.
+//!   when it is a peer's pull that reads. A kernel may refuse to register a map of a file with RDMA devices (Linux 6.1: a
+//!   read-only one): then the owner moves its content on request, and a line at level DEBUG says so.
 //! - `metrics`: `Engine::publish_metrics` publishes the engine's statistics to the recorder of the crate `metrics` that the
 //!   program has installed, such as one for Prometheus.
 //! - `ndarray`: an `ndarray::Array` can be exposed, an `ArcArray` read-only. Peers see the elements in memory order, which is

@@ -10,7 +10,9 @@ use crate::sync::Mutex;
 use super::device::Device;
 use super::sys::{AccessFlags, Mr, Mw, Qp, Sge};
 use super::wire::RemoteSegment;
+use crate::deferred_log::defer;
 use crate::memory::{DeviceRegistration, IoVec, Region};
+use crate::transport::RemoteKeys;
 
 /// A user's region, as registered with one device.
 pub(super) struct Registered {
@@ -92,6 +94,17 @@ impl Registered {
             index += 1;
         }
         len - left
+    }
+}
+
+/// Memory that no device may use has no keys: its owner moves it on request.
+pub(super) fn keys_if_supported(keys: io::Result<Option<RemoteKeys>>) -> io::Result<Option<RemoteKeys>> {
+    match keys {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            defer(move || tracing::debug!(target: "calomel::verbs", %error, "exposed memory is not moved by the device"));
+            Ok(None)
+        }
+        keys => keys,
     }
 }
 

@@ -34,7 +34,7 @@ use crate::memory::Region;
 use crate::{Address, Error, Result, Transport};
 use device::Device;
 use link::{DeviceLinks, OperationDone, VerbsLink};
-use memory::Registered;
+use memory::{Registered, keys_if_supported};
 use queue_set::{CompletionKind, QueueSet};
 use sys::{CmId, Context, EventChannel, WorkCompletion};
 
@@ -365,7 +365,7 @@ impl TransportDriver for Verbs {
     }
 
     fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<RemoteKeys>> {
-        if region.len() == 0 { Ok(None) } else { self.keys(region, access) }
+        if region.len() == 0 { Ok(None) } else { keys_if_supported(self.keys(region, access)) }
     }
 
     fn stop_listening(&self) {

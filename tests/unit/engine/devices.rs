@@ -389,7 +389,8 @@ fn transfer_that_the_device_fails_is_served_by_the_owner() -> Result<()> {
             Err(Error::Revoked { .. }) => {}
             other => panic!("{other:?}"),
         }
-        assert_eq!(device.0.lock().asked.len(), 3);
+        // The client asks the device only if the owner's notice that the memory is revoked has not yet arrived.
+        assert!((2..=3).contains(&device.0.lock().asked.len()));
         finish([client, server])?;
     }
     Ok(())

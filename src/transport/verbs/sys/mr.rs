@@ -52,6 +52,8 @@ unsafe impl Send for Mr {}
 unsafe impl Sync for Mr {}
 
 impl Mr {
+    /// Fails with `ErrorKind::Unsupported` where the kernel lets no device use such memory.
+    ///
     /// # Safety
     /// Until the value is dropped the memory must stay where it is. The device, and where that is allowed any peer, may read
     /// and write it at any moment, as `access` permits: no reference may assume that writable memory does not change.
@@ -89,6 +91,11 @@ fn refused(len: usize, error: &io::Error) -> io::Error {
                 limit / 1024,
                 (limit.max(len as u64) + len as u64).div_ceil(1024),
             ),
+        ),
+        // The memory is there. The kernel keeps pages of files for a device only in some cases, which differ by its version.
+        (Some(libc::EFAULT), _) => io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("the kernel lets no device use these {len} bytes, as of a file that is mapped (ibv_reg_mr: {error})"),
         ),
         _ => failed(&format!("{len} bytes can't be registered with the device (ibv_reg_mr)"), error),
     }
