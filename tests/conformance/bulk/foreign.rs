@@ -3,7 +3,9 @@
 // The constructors of maps of files are unsafe.
 #![allow(unsafe_code)]
 
-use calomel::{BulkMode, Segments};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use calomel::{BulkMode, Grant, Request, Segments};
 
 use super::buffers::{pulled, push};
 use crate::support::{Net, pattern};
@@ -31,7 +33,8 @@ fn bytes_are_exposed(net: &Net) {
 
 fn memory_maps_are_exposed(net: &Net) {
     let pair = net.pair();
-    let name = format!("calomel-map-{}-{}", std::process::id(), net.fresh_address().replace('/', "-"));
+    static MAPS: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("calomel-map-{}-{}", std::process::id(), MAPS.fetch_add(1, Ordering::Relaxed));
     let path = std::env::temp_dir().join(name);
     std::fs::write(&path, pattern(1, 100_000)).unwrap();
     let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
@@ -39,7 +42,7 @@ fn memory_maps_are_exposed(net: &Net) {
     // SAFETY: the file has no name any more, and only this test writes it, through one map at a time.
     let map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
     let exposed = pair.server.expose(map, BulkMode::ReadWrite).unwrap();
-    assert_eq!(pulled(&pair, exposed.bulk()), pattern(1, 100_000));
+    assert!(pulled(&pair, exposed.bulk()) == pattern(1, 100_000));
     push(&pair, exposed.bulk(), &pattern(2, 50_000));
     let map = exposed.reclaim();
     map.flush().unwrap();
@@ -49,6 +52,29 @@ fn memory_maps_are_exposed(net: &Net) {
     let exposed = pair.server.expose_read_only(map).unwrap();
     let expected = [&pattern(2, 50_000)[..], &pattern(1, 100_000)[50_000..]].concat();
     assert!(pulled(&pair, exposed.bulk()) == expected && exposed.view() == expected);
+    drop(exposed);
+    // For one peer.
+    let (send, met) = std::sync::mpsc::channel();
+    let meet = move |request: &Request, (): ()| send.send(request.endpoint().clone()).is_ok();
+    pair.server.define("meet", meet).unwrap();
+    assert!(pair.client.procedure::<(), bool>("meet").on(&pair.to_server).call(&()).unwrap());
+    // SAFETY: as above.
+    let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+    let exposed = pair.server.expose_read_only_with(map, &Grant::new().only(met.recv().unwrap())).unwrap();
+    assert!(pulled(&pair, exposed.bulk()) == expected);
+    drop(exposed);
+    // From a peer, into a map and out of one.
+    let theirs = pair.server.expose(pattern(3, 100_000), BulkMode::ReadWrite).unwrap();
+    // SAFETY: as above.
+    let mut map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
+    assert_eq!(theirs.bulk().on(&pair.to_server).pull_into(&mut map[..]).unwrap(), 100_000);
+    assert!(map[..] == pattern(3, 100_000));
+    drop(map);
+    theirs.write_at(0, &[0; 100_000]).unwrap();
+    // SAFETY: as above.
+    let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+    assert_eq!(theirs.bulk().on(&pair.to_server).push_from(&map[..]).unwrap(), 100_000);
+    assert!(theirs.reclaim() == pattern(3, 100_000));
     let anonymous = pair.server.expose(memmap2::MmapMut::map_anon(4096).unwrap(), BulkMode::WriteOnly).unwrap();
     push(&pair, anonymous.bulk(), &[7; 4096]);
     assert_eq!(anonymous.reclaim()[..], [7; 4096]);
