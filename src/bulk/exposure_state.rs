@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::sync::{Condvar, Mutex};
 
 use super::mode::ExposeMode;
+use crate::deferred_log;
 use crate::memory::Region;
 use crate::progress::{Blocking, Core, CreatorProcess, RemoteKeys, wake_quietly};
 use crate::proto::PeerId;
@@ -68,7 +69,10 @@ impl ExposureState {
         visibility: Visibility,
         for_one_call: bool,
     ) -> Result<Arc<ExposureState>> {
-        let keys = Mutex::new(DeviceKeys::new(core, region, access, visibility, core.devices())?);
+        let keys = DeviceKeys::new(core, region, access, visibility, core.devices());
+        // No lock is held here, and this thread may have nothing else to do with the engine.
+        deferred_log::flush();
+        let keys = Mutex::new(keys?);
         let unrestricted = access == ExposeMode::Constant && visibility == Visibility::Holders;
         let constant = unrestricted.then(|| Arc::downgrade(region));
         Ok(Arc::new(ExposureState { leases: LeaseCount::default(), for_one_call, access, constant, visibility, keys }))

@@ -34,7 +34,7 @@ pub struct EngineDump {
     pub exposed_regions: u64,
     /// Their bytes.
     pub exposed_bytes: u64,
-    /// Async handlers that are not done.
+    /// Async handlers that are not done, and have waited.
     pub async_handlers: u64,
     /// The threads that run handlers.
     pub threads: ThreadsDump,

@@ -412,25 +412,24 @@ where
                 return drop(responder.refuse(status));
             }
         };
-        let (engine, calls) = (base.shared.clone(), base.side.calls.clone());
+        let (runtime, engine, calls) = (shared.runtime.clone(), base.shared.clone(), base.side.calls.clone());
         let task = async move {
-            let runtime = engine.upgrade().map(|shared| shared.runtime.clone()).unwrap_or_default();
+            let mut entry = None;
             let mut future = pin!(future);
             let outcome = poll_fn(|context| {
                 let _calling = CallingHandler::enter(calls.as_deref());
                 let polled = runtime.within(|| responder.span.run(|| future.as_mut().poll(context)));
                 match polled {
-                    Ok(Poll::Pending) => Poll::Pending,
+                    Ok(Poll::Pending) => {
+                        entry.get_or_insert_with(|| TaskEntry { engine: engine.clone(), id });
+                        Poll::Pending
+                    }
                     Ok(Poll::Ready(result)) => Poll::Ready(Ok(result)),
                     Err(panic) => Poll::Ready(Err(panic)),
                 }
             })
             .await;
-            let handle = engine.upgrade().and_then(|shared| shared.tasks.lock().remove(&id));
             respond(responder, outcome);
-            if let Some(handle) = handle {
-                handle.detach();
-            }
         };
         let (class, engine) = (base.class.clone(), base.shared.clone());
         let schedule = move |runnable| {
@@ -439,13 +438,32 @@ where
             }
         };
         let (runnable, task) = async_task::spawn(task, schedule);
-        shared.tasks.lock().insert(id, task);
-        // Polled here once, since most futures are ready at the first poll.
+        // Polled here once, since most futures are ready at the first poll: such a task needs no place in the table.
         runnable.run();
-        if !shared.core.with_proto(|proto| proto.is_wanted(id)) {
-            // The call was cancelled before the task was in the table, or has ended.
-            let cancelled = shared.tasks.lock().remove(&id);
-            drop(cancelled);
+        if task.is_finished() {
+            return task.detach();
+        }
+        shared.tasks.lock().insert(id, task);
+        if shared.finalizing().is_closed() || !shared.core.with_proto(|proto| proto.is_wanted(id)) {
+            // The engine was finalized, the call was cancelled, or the task has responded on another thread, before it was in
+            // the table.
+            let unwanted = shared.tasks.lock().remove(&id);
+            drop(unwanted);
+        }
+    }
+}
+
+/// A task's place in the engine's table, from its first poll on that was pending. Dropped at its end, after the response: if the
+/// task is put into the table only then, the call is found to have ended.
+struct TaskEntry {
+    engine: Weak<EngineShared>,
+    id: RequestId,
+}
+
+impl Drop for TaskEntry {
+    fn drop(&mut self) {
+        if let Some(handle) = self.engine.upgrade().and_then(|shared| shared.tasks.lock().remove(&self.id)) {
+            handle.detach();
         }
     }
 }

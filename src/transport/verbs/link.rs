@@ -18,7 +18,7 @@ use super::VerbsShared;
 use super::device::Device;
 use super::inbox::{ReceiveOutcome, VerbsInbox};
 use super::limits::{CREDITS, MESSAGE, SENDS};
-use super::memory::{Registered, keys_if_supported};
+use super::memory::Registered;
 use super::outbox::{VerbsOutbox, VerbsSend};
 use super::queue_set::QueueSet;
 use super::sys::{AccessFlags, AsyncEvent, CmId, Qp, QpCapacity, WorkCompletion, status_text};
@@ -409,7 +409,7 @@ impl Link for VerbsLink {
     }
 
     fn expose(&self, region: &Region, access: transport::DeviceAccess) -> io::Result<Option<RemoteKeys>> {
-        keys_if_supported(self.open_windows(region, access))
+        self.open_windows(region, access)
     }
 
     fn close(&self) {

@@ -12,7 +12,6 @@ use super::sys::{AccessFlags, Mr, Mw, Qp, Sge};
 use super::wire::RemoteSegment;
 use crate::deferred_log::defer;
 use crate::memory::{DeviceRegistration, IoVec, Region};
-use crate::transport::RemoteKeys;
 
 /// A user's region, as registered with one device.
 pub(super) struct Registered {
@@ -97,14 +96,14 @@ impl Registered {
     }
 }
 
-/// Memory that no device may use has no keys: its owner moves it on request.
-pub(super) fn keys_if_supported(keys: io::Result<Option<RemoteKeys>>) -> io::Result<Option<RemoteKeys>> {
-    match keys {
+/// The registration, if the device may use such memory: else the owner moves it on request.
+pub(super) fn if_supported<T>(registered: io::Result<T>) -> io::Result<Option<T>> {
+    match registered {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
             defer(move || tracing::debug!(target: "calomel::verbs", %error, "exposed memory is not moved by the device"));
             Ok(None)
         }
-        keys => keys,
+        registered => registered.map(Some),
     }
 }
 

@@ -34,7 +34,7 @@ use crate::memory::Region;
 use crate::{Address, Error, Result, Transport};
 use device::Device;
 use link::{DeviceLinks, OperationDone, VerbsLink};
-use memory::{Registered, keys_if_supported};
+use memory::{Registered, if_supported};
 use queue_set::{CompletionKind, QueueSet};
 use sys::{CmId, Context, EventChannel, WorkCompletion};
 
@@ -333,7 +333,11 @@ impl Verbs {
         let devices: SmallVec<[Arc<Device>; 2]> = self.shared.devices.read().iter().map(|links| links.device.clone()).collect();
         for device in devices {
             match Registered::of(region, &device, wanted) {
-                Some(registered) => wire::encode_keys(device.domain, &registered?.remote_segments(), &mut keys),
+                Some(registered) => {
+                    if let Some(registered) = if_supported(registered)? {
+                        wire::encode_keys(device.domain, &registered.remote_segments(), &mut keys);
+                    }
+                }
                 None => return Ok(None),
             }
         }
@@ -365,7 +369,7 @@ impl TransportDriver for Verbs {
     }
 
     fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<RemoteKeys>> {
-        if region.len() == 0 { Ok(None) } else { keys_if_supported(self.keys(region, access)) }
+        if region.len() == 0 { Ok(None) } else { self.keys(region, access) }
     }
 
     fn stop_listening(&self) {

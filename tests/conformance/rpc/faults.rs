@@ -2,6 +2,7 @@
 //! server stays usable.
 
 use std::fmt::Debug;
+use std::task::Poll;
 
 use calomel::{Error, MessageSide, Request, Responder};
 use serde::de::{DeserializeOwned, Error as _};
@@ -9,7 +10,7 @@ use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::assert_error;
-use crate::support::{Net, Pair};
+use crate::support::{Net, Pair, eventually};
 
 /// Can always be encoded, but is decoded only if it is less than 100.
 #[derive(Debug, PartialEq)]
@@ -41,6 +42,31 @@ impl Serialize for Shy {
         }
         serializer.serialize_newtype_struct("Shy", &self.0)
     }
+}
+
+/// Panics while it is encoded if it is more than 100.
+#[derive(Debug, PartialEq, Deserialize)]
+struct Loud(u32);
+
+impl Serialize for Loud {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        assert!(self.0 <= 100, "too loud");
+        serializer.serialize_newtype_struct("Loud", &self.0)
+    }
+}
+
+/// Waits once, until another thread has woken it.
+async fn wait_once() {
+    let mut waited = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut waited, true) {
+            return Poll::Ready(());
+        }
+        let waker = context.waker().clone();
+        std::thread::spawn(move || waker.wake());
+        Poll::Pending
+    })
+    .await;
 }
 
 /// A server with the procedure `fine`, which shows that it is usable.
@@ -150,6 +176,26 @@ struct Point {
     y: i32,
 }
 
+fn results_whose_encoding_panics_fail_the_call(net: &Net) {
+    let pair = pair(net);
+    pair.server.define("loud", |_: &Request, n: u32| Loud(n)).unwrap();
+    pair.server.define_async("loud2", async |_: Request, n: u32| Loud(n)).unwrap();
+    let waits = async |_: Request, n: u32| {
+        wait_once().await;
+        Loud(n)
+    };
+    pair.server.define_async("loud3", waits).unwrap();
+    for name in ["loud", "loud2", "loud3"] {
+        let loud = pair.client.procedure::<u32, Loud>(name);
+        for _ in 0..5 {
+            assert_eq!(loud.on(&pair.to_server).call(&1).unwrap(), Loud(1));
+            assert_error!(loud.on(&pair.to_server).call(&101), Error::HandlerPanicked { .. });
+        }
+        assert_alive(&pair);
+    }
+    eventually("no handler is left", || pair.server.dump().unwrap().async_handlers == 0);
+}
+
 fn arguments_of_another_type_fail_with_type_mismatch(net: &Net) {
     let pair = pair(net);
     pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
@@ -211,6 +257,7 @@ suite![
     arguments_that_cannot_be_decoded_fail_the_call,
     results_that_cannot_be_decoded_fail_the_call,
     values_that_cannot_be_encoded_fail_the_call,
+    results_whose_encoding_panics_fail_the_call,
     arguments_of_another_type_fail_with_type_mismatch,
     results_of_another_type_fail_with_type_mismatch,
     structs_of_another_shape_fail_with_type_mismatch,

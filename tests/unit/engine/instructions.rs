@@ -145,6 +145,7 @@ fn by_hand(listen: &str, scheme: Transport) -> Result<(Engine, Engine, Endpoint)
 fn by_hand_from(builder: impl Fn() -> EngineBuilder, listen: &str, scheme: Transport) -> Result<(Engine, Engine, Endpoint)> {
     let server = builder().listen(listen).build()?;
     server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y)?;
+    server.define_async("sum_async", async |_: Request, (x, y): (u64, u64)| x + y)?;
     server.define("record", |_: &Request, record: Record| record)?;
     server.define_borrowed::<[u8], _, _>("take", |_: &Request, bytes: &[u8]| bytes.len())?;
     let far: Arc<OnceLock<Arc<Core>>> = Arc::default();
@@ -211,6 +212,15 @@ fn shm_call_awaited() -> Result<()> {
         };
         assert_eq!(answer.unwrap(), 42);
     });
+    Ok(())
+}
+
+/// To an async handler whose future is ready at once.
+#[test]
+fn shm_call_of_async_handler() -> Result<()> {
+    let (_server, client, peer) = by_hand("shm://", Transport::Shm)?;
+    let sum = client.procedure::<(u64, u64), u64>("sum_async").on(&peer);
+    repeat(|| assert_eq!(sum.call(black_box(&(40, 2))).unwrap(), 42));
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::super::memory::Windowed;
+use super::super::memory::{Windowed, if_supported};
 use super::super::sys::AccessFlags;
 use super::super::wire;
 use super::VerbsLink;
@@ -23,7 +23,8 @@ impl VerbsLink {
             return Ok(None);
         }
         let wanted = AccessFlags { remote_read: access.read, remote_write: access.write, ..AccessFlags::default() };
-        let Some(windows) = Windowed::of(region, &connection.device, wanted).transpose()? else { return Ok(None) };
+        let Some(registered) = Windowed::of(region, &connection.device, wanted) else { return Ok(None) };
+        let Some(windows) = if_supported(registered)? else { return Ok(None) };
         let opening = match connection.rma.lock().as_mut() {
             Some(rma) => rma.open(&windows, wanted)?,
             None => None,
