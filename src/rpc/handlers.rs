@@ -1,16 +1,15 @@
 //! A call, from the server's side: finds its handler, compares types, decodes the arguments, runs the user's closure, sends
 //! the response.
 
+mod tasks;
+
 use std::any::Any;
 use std::cell::Cell;
 use std::error::Error as StdError;
 use std::fmt;
-use std::future::poll_fn;
 use std::marker::PhantomData;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
@@ -26,10 +25,11 @@ use crate::engine::{
     with_encode_buffer,
 };
 use crate::memory::Slice;
-use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind, error_of, nanos};
+use crate::progress::{EngineEnv, Handler, HandlerClass, error_of, nanos};
 use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, Reply, RequestId, Status};
 use crate::shape::{Knowledge, Receiver, Shape};
 use crate::{Error, MessageSide, TraceContext};
+pub(super) use tasks::{asynchronous, fallible_async};
 
 /// What a handler does with a request, once it is counted as running.
 pub(super) trait RequestHandler:
@@ -357,113 +357,6 @@ where
                     span.end(|| request.monitored(), Some(&error));
                 }
             }
-        }
-    }
-}
-
-/// The handler of an async closure.
-pub(super) fn asynchronous<A, R, F, Fut>(f: F) -> impl RequestHandler
-where
-    A: DeserializeOwned + 'static,
-    R: Serialize + 'static,
-    F: Fn(Request, A) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = R> + Send + 'static,
-{
-    spawning(f, respond_with::<R>)
-}
-
-/// The handler of an async closure that may fail.
-pub(super) fn fallible_async<A, R, E, F, Fut>(f: F) -> impl RequestHandler
-where
-    A: DeserializeOwned + 'static,
-    R: Serialize + 'static,
-    E: Into<HandlerError>,
-    F: Fn(Request, A) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<R, E>> + Send + 'static,
-{
-    let respond = |responder: Responder<R>, outcome: std::thread::Result<Result<R, String>>| respond_or_fail(responder, outcome);
-    spawning(
-        move |request, arguments: A| {
-            let future = f(request, arguments);
-            async move { future.await.map_err(text_of) }
-        },
-        respond,
-    )
-}
-
-/// The handler of an async closure; `respond` sends what its future was ready with.
-fn spawning<A, R, T, F, Fut>(f: F, respond: fn(Responder<R>, std::thread::Result<T>)) -> impl RequestHandler
-where
-    A: DeserializeOwned + 'static,
-    R: Serialize + 'static,
-    T: 'static,
-    F: Fn(Request, A) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = T> + Send + 'static,
-{
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
-        let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) else { return };
-        let request = responder.request().clone();
-        let id = request.id();
-        let called = shared.runtime.within(|| responder.span.run(|| f(request, arguments)));
-        let future = match called {
-            Ok(future) => future,
-            Err(panic) => {
-                let status = panicked(responder.request(), &*panic);
-                return drop(responder.refuse(status));
-            }
-        };
-        let (runtime, engine, calls) = (shared.runtime.clone(), base.shared.clone(), base.side.calls.clone());
-        let task = async move {
-            let mut entry = None;
-            let mut future = pin!(future);
-            let outcome = poll_fn(|context| {
-                let _calling = CallingHandler::enter(calls.as_deref());
-                let polled = runtime.within(|| responder.span.run(|| future.as_mut().poll(context)));
-                match polled {
-                    Ok(Poll::Pending) => {
-                        entry.get_or_insert_with(|| TaskEntry { engine: engine.clone(), id });
-                        Poll::Pending
-                    }
-                    Ok(Poll::Ready(result)) => Poll::Ready(Ok(result)),
-                    Err(panic) => Poll::Ready(Err(panic)),
-                }
-            })
-            .await;
-            respond(responder, outcome);
-        };
-        let (class, engine) = (base.class.clone(), base.shared.clone());
-        let schedule = move |runnable| {
-            if let Some(shared) = engine.upgrade() {
-                shared.core.dispatch(Job::new(&shared.core, JobKind::Task(runnable, class.clone())));
-            }
-        };
-        let (runnable, task) = async_task::spawn(task, schedule);
-        // Polled here once, since most futures are ready at the first poll: such a task needs no place in the table.
-        runnable.run();
-        if task.is_finished() {
-            return task.detach();
-        }
-        shared.tasks.lock().insert(id, task);
-        if shared.finalizing().is_closed() || !shared.core.with_proto(|proto| proto.is_wanted(id)) {
-            // The engine was finalized, the call was cancelled, or the task has responded on another thread, before it was in
-            // the table.
-            let unwanted = shared.tasks.lock().remove(&id);
-            drop(unwanted);
-        }
-    }
-}
-
-/// A task's place in the engine's table, from its first poll on that was pending. Dropped at its end, after the response: if the
-/// task is put into the table only then, the call is found to have ended.
-struct TaskEntry {
-    engine: Weak<EngineShared>,
-    id: RequestId,
-}
-
-impl Drop for TaskEntry {
-    fn drop(&mut self) {
-        if let Some(handle) = self.engine.upgrade().and_then(|shared| shared.tasks.lock().remove(&self.id)) {
-            handle.detach();
         }
     }
 }
