@@ -52,11 +52,17 @@ unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: `head` is no more than the caller's `len`.
     unsafe { copy_nonoverlapping(from, to, head) };
     let lines = (len - head) / LINE;
-    for at in (0..lines * LINE).step_by(WORD).map(|at| head + at) {
-        // SAFETY: `at` and a word behind it are within the caller's `len`, so they may be read.
-        let word = unsafe { _mm_loadu_si128(from.wrapping_add(at).cast()) };
-        // SAFETY: as above, for writing; the address is a multiple of 16 bytes, since `head` leads to one of 64.
-        unsafe { _mm_stream_si128(to.wrapping_add(at).cast(), word) };
+    for at in (0..lines * LINE).step_by(LINE).map(|at| head + at) {
+        // A line is read whole before it is written: a load behind a store whose address has the same last 12 bits waits for it,
+        // and the memory of a long `Vec` begins 16 bytes behind that of `engine.alloc`, by these bits.
+        let words = [0, 1, 2, 3].map(|word| {
+            // SAFETY: the line at `at` is within the caller's `len`, so it may be read.
+            unsafe { _mm_loadu_si128(from.wrapping_add(at + word * WORD).cast()) }
+        });
+        for (word, value) in words.into_iter().enumerate() {
+            // SAFETY: as above, for writing; the address is a multiple of 16 bytes, since `head` leads to one of 64.
+            unsafe { _mm_stream_si128(to.wrapping_add(at + word * WORD).cast(), value) };
+        }
     }
     // These stores take no part in the order of others, so what is stored next must not be seen before them.
     #[allow(unused_unsafe, reason = "it is safe in later versions")]
