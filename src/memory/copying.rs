@@ -13,7 +13,7 @@ pub(crate) enum CopyPath {
     Streaming,
 }
 
-/// From this length on. Out of memory of `engine.alloc` 16 MiB were 1.3 to 1.7 times as fast, 256 MiB 1.5 times; within a process
+/// From this length on. Out of memory of `engine.alloc` 16 MiB were 1.3 to 1.7 times as fast, 256 MiB 2 times; within a process
 /// 16 MiB were as fast, and 256 MiB 1.2 to 1.3 times (two processors that share a cache of 32 MiB).
 const STREAM_FROM: usize = 16 << 20;
 
