@@ -68,7 +68,7 @@ impl fmt::Display for OfiProvider {
     }
 }
 
-const UNKNOWN_SCHEME: &str =
+pub(crate) const UNKNOWN_SCHEME: &str =
     "the scheme is none of tcp, shm, verbs, loop, ofi+tcp, ofi+tcp+rxm, ofi+verbs, ofi+cxi, ofi+opx, ofi+efa";
 
 impl fmt::Display for Transport {

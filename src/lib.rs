@@ -80,13 +80,15 @@
 //! | access to memory, its mode and bounds | as tcp | as tcp; with RMA as `verbs://`, but that memory with a [`Grant`] that restricts has no key |
 //! | memory that was reclaimed | is not touched any more; a peer that stalls within a chunk is waited for, for 250 ms, and then disconnected | as tcp; with RMA as `verbs://` |
 //! | access control | the pre-shared key; there is no TLS | the same |
+//! | who must reach whom | both sides each other, at ports that the system chooses: there is no way through NAT | the same |
 //! | a peer that dies | is detected within half a second, if its system lives, and lets a further TCP connection through; else after the peer timeout | the same |
 //! | what a peer is sent and does not read | 64 messages are kept by the provider and 64 by the link, of 8 KiB each; more end the link | the same, for each link |
 //! | strangers | can keep an engine from receiving while they hold connections open in the middle of messages | the same |
 //!
 //! RMA is used where a test of the provider has shown that it enforces what a registration says, and that closing one revokes it:
-//! over `ofi+verbs://` if the environment has `FI_MR_CACHE_MAX_COUNT=0`, which turns libfabric's cache of registrations off, and the
-//! engines have no pre-shared key, for which a device does not ask. A line at level INFO of the target `calomel::ofi` says which
+//! over `ofi+verbs://` if the environment has `FI_MR_CACHE_MAX_COUNT=0`, which turns libfabric's cache of registrations off, the
+//! engine listens at the address of a device and not at all addresses, and the engines have no pre-shared key, for which a device
+//! does not ask. A line at level INFO of the target `calomel::ofi` says which
 //! way bulk data goes, and why. See
 //! [Over RDMA devices](#over-rdma-devices) for what RMA means.
 //!

@@ -9,7 +9,7 @@ use serde::forward_to_deserialize_any;
 use super::{EngineConfig, FIELDS, HiddenKey, invalid, with_field};
 use crate::Result;
 
-const PREFIX: &str = "CALOMEL_";
+pub(super) const PREFIX: &str = "CALOMEL_";
 /// The one variable without a field: files do not hold the key itself.
 const KEY: &str = "CALOMEL_PRE_SHARED_KEY";
 /// Variables with the same prefix that set no field: those of launchers, of the transport that loads a library, and of this
@@ -20,15 +20,18 @@ const OTHERS: &[&str] = &[
     "RENDEZVOUS",
     "ENDPOINTS",
     "STATS",
+    "STATS_SIGNAL",
     "JOB",
     "LIBFABRIC",
     "VERBS",
+    "VERBS_",
     "TEST_",
     "BENCH_",
     "CHAOS_",
     "SOAK_",
     "ROUNDS",
     "WORKLOAD_",
+    "OFI_",
     "MAY_",
 ];
 /// A name that differs from a variable's by so many letters is taken for a mistake.
@@ -97,7 +100,7 @@ impl EngineConfig {
                     self.adopt(field, read);
                     key_file |= *field == "pre_shared_key_file";
                 }
-            } else if !OTHERS.iter().any(|other| if other.ends_with('_') { part.starts_with(other) } else { part == *other }) {
+            } else if !is_of_others(part) {
                 unknown(name)?;
             }
         }
@@ -118,6 +121,11 @@ impl EngineConfig {
     pub fn variables() -> impl Iterator<Item = String> {
         FIELDS.iter().map(|field| format!("{PREFIX}{}", field.to_ascii_uppercase())).chain([KEY.to_owned()])
     }
+}
+
+/// Whether the variable of this name, without the prefix, is one that has another use.
+pub(super) fn is_of_others(part: &str) -> bool {
+    OTHERS.iter().any(|other| if other.ends_with('_') { part.starts_with(other) } else { part == *other })
 }
 
 /// Fails for a name that is near to those of variables.

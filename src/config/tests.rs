@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::environment::{PREFIX, is_of_others};
 use super::{EngineConfig, FIELDS, HiddenKey, LONGEST};
 use crate::progress::Progress;
 use crate::{Error, Transport};
@@ -234,10 +235,36 @@ fn variables_that_are_wrong_are_named() {
     refused(with("CALOMEL_LISTN", "tcp"), "CALOMEL_LISTN", "did you mean CALOMEL_LISTEN?");
     refused(with("CALOMEL_HANDLER_THREAD", "1"), "CALOMEL_HANDLER_THREAD", "CALOMEL_HANDLER_THREADS");
     // Those of launchers, of tests, and of other programs.
-    for other in ["RANK", "SIZE", "RENDEZVOUS", "ENDPOINTS", "STATS", "VERBS", "ROUNDS", "TEST_PATIENCE", "BENCH_QUICK", "COLOUR"]
-    {
+    let others =
+        ["RANK", "SIZE", "RENDEZVOUS", "ENDPOINTS", "STATS", "STATS_SIGNAL", "VERBS", "ROUNDS", "TEST_PATIENCE", "BENCH_QUICK"];
+    for other in others.into_iter().chain(["COLOUR"]) {
         assert_eq!(with(&format!("CALOMEL_{other}"), "1").unwrap(), EngineConfig::default());
     }
+}
+
+/// Else an engine that reads its configuration from the environment would log that the variable sets nothing.
+#[test]
+fn variables_that_the_documents_name_are_known() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let mut paths = vec![root.join("README.md"), root.join("CONTRIBUTING.md"), root.join("docs")];
+    let mut found = BTreeSet::new();
+    while let Some(path) = paths.pop() {
+        if path.is_dir() {
+            paths.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
+        let text = fs::read_to_string(path).unwrap();
+        let names = text.split(PREFIX).skip(1).filter_map(|rest| {
+            let end = rest.find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')).unwrap_or(rest.len());
+            (end > 0).then(|| rest[..end].to_owned())
+        });
+        found.extend(names);
+    }
+    // A mistake that the book shows.
+    assert!(found.remove("LISTN") && found.len() > 10, "{found:?}");
+    let variables: BTreeSet<String> = EngineConfig::variables().collect();
+    found.retain(|name| !variables.contains(&format!("{PREFIX}{name}")) && !is_of_others(name));
+    assert!(found.is_empty(), "{found:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -163,6 +163,40 @@ fn pending_future_is_dropped_when_its_call_times_out(net: &Net) {
     crate::support::eventually("the futures were dropped", || Arc::strong_count(&owned) <= 2);
 }
 
+/// A one-way call has no caller that ends it, so a future that waits for ever ends with its engine: also one that is still polled for
+/// the first time when the engine ends.
+fn future_whose_first_poll_outlasts_its_engine_is_dropped(net: &Net) {
+    const LONG: Duration = Duration::from_secs(10);
+    /// What the future owns.
+    struct Owned(mpsc::Sender<()>);
+    impl Drop for Owned {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
+    }
+    let pair = net.pair_with(|b| b.finalize_timeout(Duration::from_millis(200)));
+    let (drops, dropped) = mpsc::channel();
+    let (enters, entered) = mpsc::channel();
+    let (releases, released) = mpsc::channel();
+    let released = Arc::new(Mutex::new(released));
+    pair.server
+        .define_async("outlasts", move |_: Request, ()| {
+            let (owned, enters, released) = (Owned(drops.clone()), enters.clone(), released.clone());
+            async move {
+                let _owned = owned;
+                enters.send(()).unwrap();
+                released.lock().unwrap().recv_timeout(LONG).unwrap();
+                std::future::pending::<()>().await
+            }
+        })
+        .unwrap();
+    pair.client.procedure::<(), ()>("outlasts").on(&pair.to_server).notify(&()).unwrap();
+    entered.recv_timeout(LONG).unwrap();
+    let _ = pair.server.finalize();
+    releases.send(()).unwrap();
+    dropped.recv_timeout(LONG).expect("the future is dropped, though the program keeps the engine");
+}
+
 fn async_handler_that_panics_fails_its_call(net: &Net) {
     let pair = net.pair();
     pair.server
@@ -192,5 +226,6 @@ suite![
     an_async_handler_awaits_transfers,
     future_woken_too_often_by_any_thread_completes,
     pending_future_is_dropped_when_its_call_times_out,
+    future_whose_first_poll_outlasts_its_engine_is_dropped,
     async_handler_that_panics_fails_its_call,
 ];
