@@ -253,7 +253,8 @@ fn variables_that_the_documents_name_are_known() {
             paths.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
             continue;
         }
-        let text = fs::read_to_string(path).unwrap();
+        let content = fs::read(path).unwrap();
+        let text = String::from_utf8_lossy(&content);
         let names = text.split(PREFIX).skip(1).filter_map(|rest| {
             let end = rest.find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')).unwrap_or(rest.len());
             (end > 0).then(|| rest[..end].to_owned())

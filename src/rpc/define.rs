@@ -184,9 +184,10 @@ macro_rules! define_methods {
                 self.root().add(name, AnswerTime::OnReturn, handlers::fallible(handler))
             }
 
-            /// Serves a procedure with an async closure. No executor is needed: the engine polls the future. When the caller cancels,
-            /// times out or disconnects, the future is dropped; that of a one-way call runs to its end. What the closure captures must not keep the engine alive, as with
-            /// [`Engine::define`]; a future that holds a clone of the engine keeps it alive until the future is done or dropped.
+            /// Serves a procedure with an async closure. No executor is needed: the engine polls the future. When the caller
+            /// cancels, times out or disconnects, the future is dropped; that of a one-way call runs to its end, or to that of
+            /// the engine. What the closure captures must not keep the engine alive, as with [`Engine::define`]; a future that
+            /// holds a clone of the engine keeps it alive until the future is done or dropped.
             ///
             /// # Errors
             /// As [`Engine::define`].
