@@ -195,6 +195,20 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// ASCII that depends on `seed` and on its position. Without optimization bytes are encoded one by one, text is not.
+pub fn text(seed: u64, len: usize) -> String {
+    let block: String = pattern(seed, 4099.min(len)).into_iter().map(|byte| char::from(byte & 0x7f)).collect();
+    let mut text = block.repeat(len.div_ceil(block.len().max(1)));
+    text.truncate(len);
+    text
+}
+
+/// Whether each of `bytes` is `byte`. Fast without optimization, where a closure for each byte is not.
+pub fn all_are(bytes: &[u8], byte: u8) -> bool {
+    // Each is equal to its neighbour.
+    bytes.is_empty() || (bytes[0] == byte && bytes[1..] == bytes[..bytes.len() - 1])
+}
+
 /// splitmix64: small, seeded, and the same on every platform.
 pub struct Random(pub u64);
 

@@ -127,7 +127,7 @@ impl Worker {
                 let whole = random.below(3) > 0;
                 let pull = bulk.on(&*to);
                 match if whole { pull } else { pull.timeout(Duration::from_micros(300)) }.pull_into(&mut bytes) {
-                    Ok(n) => assert!(n == size && bytes.iter().all(|byte| *byte == 1)),
+                    Ok(n) => assert!(n == size && all_are(&bytes, 1)),
                     Err(Error::Timeout { .. }) if !whole => {}
                     Err(error) => panic!("{error}"),
                 }

@@ -222,7 +222,7 @@ impl Belongings {
         must!(format!("{:?}", self.pooled) == format!("PooledBuffer({LEN} bytes)"));
         must!(self.buffer_pool.take().is_none() && self.buffer_pool.available() == 0);
         let mut own = engine.alloc(LEN);
-        must!(own.iter().all(|byte| *byte == 0));
+        must!(all_are(&own, 0));
         own.copy_from_slice(&pattern(8, LEN));
         drop((back, self.buffers, self.pooled, self.buffer_pool, self.seen));
         must!(*own == pattern(8, LEN)[..]);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calomel::{Engine, Request};
 
-use crate::common::{BOUND, Watchdog, eventually, patience, pattern};
+use crate::common::{BOUND, Watchdog, eventually, patience, text};
 use crate::support::{Child, client, say, server};
 
 /// Small one-way calls that a process makes before it ends.
@@ -27,14 +27,6 @@ fn rounds() -> usize {
 const PROMPT: u128 = 900;
 /// What a child has to do: numbers and an address.
 const ORDER: &str = "CALOMEL_TEST_ORDER";
-
-/// Text that differs with `seed` and position. (Without optimization, bytes are encoded one by one; text is not.)
-fn text(seed: u64, len: usize) -> String {
-    let block: String = pattern(seed, 4099).into_iter().map(|byte| char::from(byte & 0x7f)).collect();
-    let mut text = block.repeat(len.div_ceil(block.len()));
-    text.truncate(len);
-    text
-}
 
 /// In the child: makes one-way calls, drops its engine, and ends.
 pub fn notify_and_end() {

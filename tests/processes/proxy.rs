@@ -219,10 +219,10 @@ fn pull_after_its_deadline_writes_nothing() {
         let mut copy = vec![0u8; 400_000];
         stays("nothing is written", Duration::from_millis(1200), || {
             local.read_at(0, &mut copy).unwrap();
-            copy.iter().all(|&b| b == 9)
+            all_are(&copy, 9)
         });
     }
-    assert!(local.reclaim().iter().all(|&b| b == 9));
+    assert!(all_are(&local.reclaim(), 9));
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn silent_packet_loss_ends_operations_with_disconnected() {
     ours.fill(9);
     swallow.store(false, Ordering::SeqCst);
     service.round(&client, &to, 10_000).unwrap();
-    assert!(ours.iter().all(|&b| b == 9));
+    assert!(all_are(&ours, 9));
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn restarted_server_serves_and_refuses_old_bulks() {
         assert_error!(Err::<(), _>(error), Error::PeerRestarted { .. });
         assert_error!(old.on(&endpoint).push_from(&copy), Error::PeerRestarted { .. });
         assert!(begin.elapsed() < Duration::from_secs(2));
-        assert!(copy.iter().all(|&b| b == 7));
+        assert!(all_are(&copy, 7));
     }
 }
 

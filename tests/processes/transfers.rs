@@ -36,7 +36,7 @@ impl Setup {
             let bulk = open.on(&self.endpoint).call(&(7, 100_000)).unwrap();
             let mut copy = vec![0u8; 100_000];
             assert_eq!(bulk.on(&self.endpoint).pull_into(&mut copy).unwrap(), 100_000);
-            assert!(copy.iter().all(|&b| b == 7));
+            assert!(all_are(&copy, 7));
         }
         self.engine.finalize().unwrap();
     }
@@ -74,7 +74,7 @@ fn owner_killed_or_stopped_ends_the_pull(signal: i32) {
     assert!(bytes[LEN - 1] == 0, "the transfer was over before the signal: this test tests nothing");
     bytes.fill(9);
     setup.finish();
-    assert!(bytes.iter().all(|&b| b == 9));
+    assert!(all_are(&bytes, 9));
 }
 
 fn owner_killed_or_stopped_ends_the_push(signal: i32) {
@@ -88,7 +88,7 @@ fn owner_killed_or_stopped_ends_the_push(signal: i32) {
     assert_disconnected(result, end);
     let took = end.saturating_duration_since(signalled.join().unwrap());
     assert!(took < NOTICED, "{took:?}");
-    assert!(local.reclaim().iter().all(|&b| b == 1));
+    assert!(all_are(&local.reclaim(), 1));
     setup.finish();
 }
 
@@ -121,7 +121,7 @@ fn puller_killed_or_stopped_releases_the_memory(signal: i32) {
     let begin = Instant::now();
     let mut bytes = exposed.reclaim();
     assert!(begin.elapsed() < patience() * Duration::from_millis(1500), "{:?}", begin.elapsed());
-    assert!(bytes.iter().all(|&b| b == 1));
+    assert!(all_are(&bytes, 1));
     bytes.fill(2);
     setup.finish();
 }
@@ -165,7 +165,7 @@ fn transfers_with_stopped_peer_time_out() {
     // The peer continues, and sends what was requested long ago: it is discarded.
     setup.child.signal(libc::SIGCONT);
     assert_serves(&setup.engine, &setup.endpoint);
-    assert!(bytes.iter().all(|&b| b == 3));
+    assert!(all_are(&bytes, 3));
     let mut copy = vec![0u8; 1000];
     assert_eq!(bulk.on(&setup.endpoint).pull_into(&mut copy).unwrap(), 1000);
     setup.engine.finalize().unwrap();

@@ -94,7 +94,7 @@ pub fn few_descriptors() {
             ("add", address) => say(&format!("sum {}", add(&engine, address))),
             ("alloc", _) => {
                 let mut buffer = engine.alloc(1 << 20);
-                assert!(buffer.iter().all(|b| *b == 0));
+                assert!(all_are(&buffer, 0));
                 buffer.fill(8);
                 let exposed = engine.expose(buffer, BulkMode::ReadWrite).unwrap();
                 say(&format!("allocated {:?}", uniform(&exposed.reclaim())));

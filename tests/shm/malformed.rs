@@ -56,7 +56,7 @@ impl Scene {
         assert_serves(&self.far.engine, &self.far.to);
         let mut copy = vec![0u8; CANARY];
         assert_eq!(self.canary.on(&self.far.to).pull_into(&mut copy).unwrap(), CANARY);
-        assert!(copy.iter().all(|b| *b == 42), "after {after}");
+        assert!(all_are(&copy, 42), "after {after}");
     }
 }
 

@@ -268,15 +268,15 @@ fn old_mapping_does_not_show_writes_after_reclaim() {
     let refills: [(&str, Refill); 5] = [
         ("reclaim, fill", |_, exposed| {
             let mut buffer = exposed.reclaim();
-            assert!(buffer.iter().all(|byte| *byte == 1), "its content is kept");
+            assert!(all_are(&buffer, 1), "its content is kept");
             buffer.fill(7);
-            assert!(buffer.iter().all(|byte| *byte == 7));
+            assert!(all_are(&buffer, 7));
             Box::new(buffer)
         }),
         ("reclaim, write a byte", |_, exposed| {
             let mut buffer = exposed.reclaim();
             buffer[LEN - 1] = 7;
-            assert!(buffer[..LEN - 1].iter().all(|byte| *byte == 1) && buffer[LEN - 1] == 7);
+            assert!(all_are(&buffer[..LEN - 1], 1) && buffer[LEN - 1] == 7);
             Box::new(buffer)
         }),
         ("reclaim, expose with restrictions, and the owner writes", |engine, exposed| {

@@ -76,7 +76,7 @@ fn reclaim_during_a_push_allows_no_later_writes() {
             Err(Error::Revoked { .. }) => interrupted += 1,
             Err(other) => panic!("{other:?}"),
         }
-        assert!(back.iter().all(|&byte| byte == 7), "it was written after `reclaim`");
+        assert!(all_are(&back, 7), "it was written after `reclaim`");
         assert_serves(&client, &to);
     }
     assert!(interrupted > 0, "nothing was interrupted: this test tests nothing");

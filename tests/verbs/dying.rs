@@ -67,7 +67,7 @@ fn the_owner_goes_while_it_is_pushed_to() {
     eventually("a byte moves", || first.on(&owner.to).pull_into(&mut byte).is_ok_and(|_| byte[0] == 1));
     let (result, local) = strike(&owner, libc::SIGKILL, || transfer.wait());
     assert_error!(result, Error::Disconnected { .. });
-    assert!(local.reclaim().iter().all(|byte| *byte == 1));
+    assert!(all_are(&local.reclaim(), 1));
     Pair::new().assert_serves();
 }
 
@@ -175,9 +175,9 @@ pub fn fork(drops: bool) {
     // The pages are still those that the device knows, though the parent has written them after the fork.
     exposed.write_at(0, &[5; 1000]).unwrap();
     bulk.on(&pair.to_server).pull_into(&mut copy).unwrap();
-    assert!(copy[..1000].iter().all(|byte| *byte == 5) && copy[1000..].iter().all(|byte| *byte == 1));
+    assert!(all_are(&copy[..1000], 5) && all_are(&copy[1000..], 1));
     bulk.on(&pair.to_server).push_from(&vec![6u8; 300_000]).unwrap();
-    assert!(exposed.reclaim().iter().all(|byte| *byte == 6));
+    assert!(all_are(&exposed.reclaim(), 6));
     say("forked well");
 }
 

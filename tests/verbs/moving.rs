@@ -3,14 +3,15 @@
 use calomel::{Bulk, BulkMode, Request};
 
 use crate::pair::{Pair, patient};
+use crate::support::{all_are, text};
 
 fn calls_of_all_sizes() {
     let pair = Pair::new();
     pair.assert_serves();
     let echo = pair.client.procedure::<String, String>("echo");
     for len in [0, 1, 100, 4000, 4096, 5000, 20_000, 70_000, 1 << 20, 5 << 20] {
-        let text: String = (0..len).map(|index| char::from(b'a' + (index % 23) as u8)).collect();
-        assert_eq!(echo.on(&pair.to_server).call(&text).unwrap(), text, "{len} bytes");
+        let sent = text(len as u64, len);
+        assert!(echo.on(&pair.to_server).call(&sent).unwrap() == sent, "{len} bytes");
     }
 }
 
@@ -54,7 +55,7 @@ fn memory_for_one_peer() {
         for _ in 0..3 {
             let mut here = vec![0u8; len];
             assert_eq!(bulk.on(&pair.to_server).pull_into(&mut here[..]).unwrap(), len);
-            assert!(here.iter().all(|byte| *byte == 7));
+            assert!(all_are(&here, 7));
             let denied = bulk.on(&others).pull_into(&mut here[..]).unwrap_err();
             assert!(matches!(denied, calomel::Error::AccessDenied { .. }), "{denied}");
             let denied = bulk.on(&others).push_from(&vec![1u8; len]).unwrap_err();

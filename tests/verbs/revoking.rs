@@ -126,7 +126,7 @@ fn a_push_into_memory_that_is_taken_back() {
     assert_error!(result, Error::Revoked { .. });
     std::thread::sleep(QUIET);
     assert!(bytes == snapshot, "it was written after it had been revoked");
-    assert!(ours.reclaim().iter().all(|byte| *byte == 1));
+    assert!(all_are(&ours.reclaim(), 1));
     pair.assert_serves();
 }
 

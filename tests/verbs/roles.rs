@@ -46,7 +46,7 @@ fn owner() {
     engine
         .define("take back", move |_: &Request, byte: u8| {
             let oldest = kept.lock().unwrap().pop_front().unwrap();
-            oldest.reclaim().iter().all(|found| *found == byte)
+            all_are(&oldest.reclaim(), byte)
         })
         .unwrap();
     engine
@@ -117,7 +117,7 @@ impl Owner {
         let pushed = bulk.on(&self.to).push_from(&vec![8u8; 200_000]);
         self.child.signal(libc::SIGCONT);
         assert_eq!((pulled.unwrap(), pushed.unwrap()), (200_000, 200_000));
-        assert!(copy.iter().all(|byte| *byte == 7));
+        assert!(all_are(&copy, 7));
         self.take_back(8);
     }
 }

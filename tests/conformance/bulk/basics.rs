@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use calomel::{Bulk, BulkMode, Exposed, Request};
 
-use crate::support::{Net, pattern, travelled};
+use crate::support::{Net, all_are, pattern, travelled};
 
 fn pull_copies_the_peers_bytes_into_local_memory(net: &Net) {
     let pair = net.pair();
@@ -132,10 +132,10 @@ fn transfer_of_unequal_lengths_copies_the_smaller(net: &Net) {
         assert_eq!(remote.pull_into(&mut plain).unwrap(), less);
         assert_eq!(remote.push_from(&vec![9u8; here]).unwrap(), less);
         for copy in [ours.reclaim(), plain] {
-            assert!(copy[..less] == data[..less] && copy[less..].iter().all(|&b| b == 7));
+            assert!(copy[..less] == data[..less] && all_are(&copy[less..], 7));
         }
         let theirs = theirs.reclaim();
-        assert!(theirs[..less].iter().all(|&b| b == 9) && theirs[less..] == data[less..there]);
+        assert!(all_are(&theirs[..less], 9) && theirs[less..] == data[less..there]);
     }
 }
 

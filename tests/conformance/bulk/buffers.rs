@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytemuck::{NoUninit, Pod, Zeroable};
 use calomel::{BufferPool, Bulk, BulkMode, EngineBuffer, Exposed, PooledBuffer, Segments};
 
-use crate::support::{Net, Pair, pattern};
+use crate::support::{Net, Pair, all_are, pattern};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
@@ -180,7 +180,7 @@ fn shared_and_static_slices_are_exposed(net: &Net) {
 fn engine_memory_is_exposed(net: &Net) {
     let pair = net.pair();
     let mut buffer: EngineBuffer = pair.server.alloc(100_000);
-    assert!(buffer.len() == 100_000 && buffer.iter().all(|&b| b == 0));
+    assert!(buffer.len() == 100_000 && all_are(&buffer, 0));
     buffer[5] = 1;
     let exposed = pair.server.expose(buffer, BulkMode::ReadWrite).unwrap();
     assert_eq!(pulled(&pair, exposed.bulk())[4..7], [0, 1, 0]);
@@ -292,7 +292,7 @@ fn transfers_at_every_alignment_copy_the_bytes(net: &Net) {
         let mut copy = [0u8; 128];
         assert_eq!(remote.pull_into(&mut copy[16 - offset..116 - offset]).unwrap(), 100);
         assert!(copy[16 - offset..116 - offset] == data[offset..offset + 100]);
-        assert!(copy[..16 - offset].iter().all(|&b| b == 0) && copy[116 - offset..].iter().all(|&b| b == 0));
+        assert!(all_are(&copy[..16 - offset], 0) && all_are(&copy[116 - offset..], 0));
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use calomel::{BulkMode, Error, Request};
 
 use crate::assert_error;
-use crate::support::{Net, pattern, travelled};
+use crate::support::{Net, all_are, pattern, travelled};
 
 fn push_into_read_only_is_denied(net: &Net) {
     let pair = net.pair();
@@ -35,7 +35,7 @@ fn pull_from_write_only_is_denied(net: &Net) {
         let remote = theirs.bulk().on(&pair.to_server);
         let mut copy = vec![7u8; 100_000];
         assert_error!(remote.pull_into(&mut copy), Error::AccessDenied { .. });
-        assert!(copy.iter().all(|&b| b == 7));
+        assert!(all_are(&copy, 7));
         assert_error!(remote.pull_into(&ours), Error::AccessDenied { .. });
         assert_error!(&remote >> &ours, Error::AccessDenied { .. });
         let (result, _) = remote.start_pull_into(ours.slice(0, 10).unwrap()).wait();
@@ -43,7 +43,7 @@ fn pull_from_write_only_is_denied(net: &Net) {
         assert_eq!(remote.push_from(&copy).unwrap(), len);
         assert!(theirs.reclaim() == vec![7; len]);
     }
-    assert!(ours.reclaim().iter().all(|&b| b == 9));
+    assert!(all_are(&ours.reclaim(), 9));
 }
 
 fn mode_does_not_restrict_the_owners_transfers(net: &Net) {
@@ -78,7 +78,7 @@ fn transfer_with_an_engine_that_is_not_the_owner_fails(net: &Net) {
         let mut copy = vec![0u8; len];
         let result = bulk.on(&to_b).pull_into(&mut copy);
         assert_error!(result, Error::OtherEngine { .. });
-        assert!(copy.iter().all(|&b| b == 0));
+        assert!(all_are(&copy, 0));
         let result = bulk.on(&to_b).push_from(&copy);
         assert_error!(result, Error::OtherEngine { .. });
         assert!(of_a.reclaim() == pattern(1, len));
@@ -105,7 +105,7 @@ fn transfer_with_revoked_memory_fails_with_revoked(net: &Net) {
                 assert_error!(Err::<(), _>(error), Error::Revoked { .. });
                 assert_error!(remote.push_from(&copy), Error::Revoked { .. });
             }
-            assert!(copy.iter().all(|&b| b == 7));
+            assert!(all_are(&copy, 7));
         }
     }
 }
@@ -156,7 +156,7 @@ fn memory_exposed_to_one_peer_is_denied_to_others(net: &Net) {
         for bulk in [theirs.bulk(), travelled(&theirs.bulk())] {
             let mut copy = vec![0u8; len];
             assert_error!(bulk.on(&to_server).pull_into(&mut copy), Error::AccessDenied { .. });
-            assert!(copy.iter().all(|&b| b == 0));
+            assert!(all_are(&copy, 0));
             assert_error!(bulk.on(&to_server).push_from(&copy), Error::AccessDenied { .. });
             assert_eq!(bulk.on(&pair.to_server).pull_into(&mut copy).unwrap(), len);
             assert!(copy == pattern(1, len));

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use calomel::{BulkMode, Grant, Request, Segments};
 
 use super::buffers::{pulled, push};
-use crate::support::{Net, pattern};
+use crate::support::{Net, all_are, pattern};
 
 fn bytes_are_exposed(net: &Net) {
     let pair = net.pair();
@@ -20,7 +20,7 @@ fn bytes_are_exposed(net: &Net) {
         assert_eq!(pulled(&pair, exposed.bulk()), pattern(1, len));
         whole.fill(3);
         let second = exposed.reclaim();
-        assert!(second == pattern(1, len) && whole.iter().all(|&byte| byte == 3));
+        assert!(second == pattern(1, len) && all_are(&whole, 3));
         let shared = second.freeze();
         let exposed = pair.server.expose_read_only(shared.slice(1..)).unwrap();
         assert_eq!(pulled(&pair, exposed.bulk()), pattern(1, len)[1..]);

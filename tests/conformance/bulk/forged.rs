@@ -2,7 +2,7 @@
 
 use calomel::{Bulk, BulkMode, Engine};
 
-use crate::support::{Net, Pair, Random};
+use crate::support::{Net, Pair, Random, all_are};
 
 const INSIDE: u8 = 0xaa;
 const LEN: usize = 20_000;
@@ -51,8 +51,8 @@ fn pull_with_a_flipped_bit_reads_no_other_memory(net: &Net) {
                 // The holder may choose another length or offset within the memory.
                 Ok(moved) => {
                     assert!(moved <= LEN, "bit {bit}");
-                    assert!(copy[..moved].iter().all(|&b| b == INSIDE), "bit {bit}");
-                    assert!(copy[moved..].iter().all(|&b| b == 0), "bit {bit}");
+                    assert!(all_are(&copy[..moved], INSIDE), "bit {bit}");
+                    assert!(all_are(&copy[moved..], 0), "bit {bit}");
                 }
                 Err(error) => {
                     assert_refused(bit, &error);
@@ -62,7 +62,7 @@ fn pull_with_a_flipped_bit_reads_no_other_memory(net: &Net) {
         }
     }
     assert!(refused >= 2 * 128, "only {refused} flips of a token of 128 bits were refused");
-    assert!(inside.reclaim().iter().all(|&b| b == INSIDE));
+    assert!(all_are(&inside.reclaim(), INSIDE));
 }
 
 fn push_with_a_flipped_bit_writes_no_other_memory(net: &Net) {
@@ -74,9 +74,9 @@ fn push_with_a_flipped_bit_writes_no_other_memory(net: &Net) {
             Err(error) => assert_refused(bit, &error),
         }
     }
-    assert!(before.reclaim().iter().all(|&b| b == 0x11));
+    assert!(all_are(&before.reclaim(), 0x11));
     assert!(inside.reclaim() == vec![INSIDE; LEN]);
-    assert!(after.reclaim().iter().all(|&b| b == 0x11));
+    assert!(all_are(&after.reclaim(), 0x11));
 }
 
 fn forged_mode_grants_no_access(net: &Net) {
@@ -90,7 +90,7 @@ fn forged_mode_grants_no_access(net: &Net) {
         let mut copy = vec![0u8; LEN];
         let error = forged.on(&pair.to_server).pull_into(&mut copy).map(|n| (bit, n)).unwrap_err();
         assert_refused(bit, &error);
-        assert!(copy.iter().all(|&b| b == 0), "bit {bit}");
+        assert!(all_are(&copy, 0), "bit {bit}");
     }
     for (bit, forged) in with_one_bit_flipped(&fixed.bulk()) {
         modes += u32::from(forged.mode() != BulkMode::ReadOnly);
@@ -116,13 +116,13 @@ fn bulk_of_random_bytes_grants_no_access(net: &Net) {
         let Ok(forged) = postcard::from_bytes::<Bulk>(&bytes) else { continue };
         let mut copy = vec![0u8; LEN];
         if let Ok(moved) = forged.on(&pair.to_server).pull_into(&mut copy) {
-            assert!(moved <= LEN && copy[..moved].iter().all(|&b| b == INSIDE));
+            assert!(moved <= LEN && all_are(&copy[..moved], INSIDE));
         }
         let _ = forged.on(&pair.to_server).push_from(&vec![INSIDE; LEN]);
     }
-    assert!(before.reclaim().iter().all(|&b| b == 0x11));
+    assert!(all_are(&before.reclaim(), 0x11));
     assert!(inside.reclaim() == vec![INSIDE; LEN]);
-    assert!(after.reclaim().iter().all(|&b| b == 0x11));
+    assert!(all_are(&after.reclaim(), 0x11));
 }
 
 fn argument_that_is_no_bulk_is_a_decode_error(net: &Net) {

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use calomel::{Bulk, BulkMode, Error, Request};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, pattern, travelled};
+use crate::support::{BOUND, Net, all_are, pattern, travelled};
 
 type Answer = Result<u64, String>;
 
@@ -50,9 +50,9 @@ fn third_engine_pushes_to_the_owner(net: &Net) {
     let remote = bulk.slice(1000, 5000).unwrap().origin(&client).unwrap();
     assert_eq!(remote.push_from(&vec![5u8; 10_000]).unwrap(), 5000);
     let target = target.reclaim();
-    assert!(target[..1000].iter().all(|&b| b == 0));
-    assert!(target[1000..6000].iter().all(|&b| b == 5));
-    assert!(target[6000..].iter().all(|&b| b == 0));
+    assert!(all_are(&target[..1000], 0));
+    assert!(all_are(&target[1000..6000], 5));
+    assert!(all_are(&target[6000..], 0));
 }
 
 fn origin_of_a_callers_bulk_reaches_the_caller(net: &Net) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use calomel::{Bulk, BulkMode, Endpoint, Engine, Error, Grant, Request};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, Pair, end, eventually, pattern, travelled};
+use crate::support::{BOUND, Net, Pair, all_are, end, eventually, pattern, travelled};
 
 const LENGTHS: [usize; 4] = [0, 1, 3000, 300_000];
 
@@ -81,7 +81,7 @@ fn concurrent_transfers_of_a_once_grant_succeed_once(net: &Net) {
                 }
                 Err(error) => {
                     assert_denied(Err::<(), _>(error), "used up");
-                    assert!(local.reclaim().iter().all(|&b| b == 0));
+                    assert!(all_are(&local.reclaim(), 0));
                 }
             }
         }
@@ -170,7 +170,7 @@ fn expiry_ends_transfers_in_progress(net: &Net) {
                 assert_denied(remote.pull_into(&mut local), "expired");
                 assert!(!local.contains(&3));
             }
-            assert!(theirs.reclaim().iter().all(|&b| b == 3));
+            assert!(all_are(&theirs.reclaim(), 3));
         }
     }
 }
@@ -364,7 +364,7 @@ fn grant_for_one_peer_is_denied_to_others_and_not_used_up(net: &Net) {
         let mut copy = vec![0u8; len];
         // Denied transfers of other peers do not use it up.
         assert_denied(theirs.bulk().on(&to_server).pull_into(&mut copy), "another peer");
-        assert!(copy.iter().all(|&b| b == 0));
+        assert!(all_are(&copy, 0));
         assert_eq!(theirs.bulk().on(&pair.to_server).pull_into(&mut copy).unwrap(), len);
         assert!(copy == pattern(1, len));
         assert_denied(theirs.bulk().on(&pair.to_server).pull_into(&mut copy), "used up");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use calomel::{BulkMode, Error, Exposed, RemoteBulk};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, eventually, pattern, stays};
+use crate::support::{BOUND, Net, all_are, eventually, pattern, stays};
 
 const LEN: usize = 4 << 20;
 const QUIET: Duration = Duration::from_millis(60);
@@ -100,7 +100,7 @@ fn pull_during_reclaim_returns_old_bytes_or_fails(net: &Net) {
                 let begin = Instant::now();
                 let mut copy = vec![0u8; LEN];
                 while remote.pull_into(&mut copy).is_ok() {
-                    assert!(copy.iter().all(|&b| b == 1));
+                    assert!(all_are(&copy, 1));
                     assert!(begin.elapsed() < BOUND);
                 }
             });
@@ -123,7 +123,7 @@ fn reclaimed_target_of_a_pull_is_not_written_any_more(net: &Net) {
         let mut ours = ours.reclaim();
         ours.fill(7);
         let (result, _slice) = transfer.wait();
-        assert!(ours.iter().all(|&b| b == 7));
+        assert!(all_are(&ours, 7));
         match result {
             Ok(moved) => assert_eq!(moved, 48 << 20),
             Err(error) => assert_error!(Err::<(), _>(error), Error::Revoked { .. }),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use calomel::{Bulk, BulkMode, Engine, Error, Request};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, eventually, pattern};
+use crate::support::{BOUND, Net, all_are, eventually, pattern};
 
 const LEN: usize = 4 << 20;
 
@@ -59,7 +59,7 @@ fn several_buffers_of_one_scope_are_usable(net: &Net) {
         copy.on(&pair.to_server).call(&(from, text, to))
     });
     assert_eq!(moved.unwrap(), 5004);
-    assert!(target[..5000] == *head && target[5000..5004] == *b"text" && target[5004..].iter().all(|&b| b == 0));
+    assert!(target[..5000] == *head && target[5000..5004] == *b"text" && all_are(&target[5004..], 0));
     assert!(tail == &source[5000..]);
 }
 
@@ -112,7 +112,7 @@ fn bulk_that_outlives_its_scope_is_revoked(net: &Net) {
         let remote = escaped.unwrap().on(&pair.to_server);
         assert_error!(remote.push_from(&vec![2u8; len]), Error::Revoked { .. });
         assert_error!(remote.pull_into(&mut vec![2u8; len]), Error::Revoked { .. });
-        assert!(buffer.iter().all(|&b| b == 1));
+        assert!(all_are(&buffer, 1));
     }
 }
 

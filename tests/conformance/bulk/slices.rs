@@ -3,7 +3,7 @@
 use calomel::{Bulk, BulkMode, Error, ExposedSlice};
 
 use crate::assert_error;
-use crate::support::{Net, pattern, travelled};
+use crate::support::{Net, all_are, pattern, travelled};
 
 fn slice_transfers_only_its_range(net: &Net) {
     let pair = net.pair();
@@ -13,7 +13,7 @@ fn slice_transfers_only_its_range(net: &Net) {
     assert_eq!((part.len(), part.mode()), (45, BulkMode::ReadWrite));
     let mut copy = vec![0u8; 100];
     assert_eq!(part.on(&pair.to_server).pull_into(&mut copy).unwrap(), 45);
-    assert!(copy[..45] == data[3..48] && copy[45..].iter().all(|&b| b == 0));
+    assert!(copy[..45] == data[3..48] && all_are(&copy[45..], 0));
     assert_eq!(part.on(&pair.to_server).push_from(&vec![1u8; 1000]).unwrap(), 45);
     let after = theirs.reclaim();
     assert!(after[..3] == data[..3] && after[3..48] == [1; 45] && after[48..] == data[48..]);

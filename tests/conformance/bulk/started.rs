@@ -5,7 +5,7 @@ use std::time::Duration;
 use calomel::{BulkMode, Error, Transfer};
 
 use crate::assert_error;
-use crate::support::{Net, block_on, pattern, travelled};
+use crate::support::{Net, all_are, block_on, pattern, travelled};
 
 const PART: usize = 60_000;
 const PARTS: usize = 16;
@@ -90,7 +90,7 @@ fn leaked_and_dropped_transfers_end_with_their_scope(net: &Net) {
         // From now on the slices are unused: a write would show.
         target.fill(1);
         std::thread::sleep(Duration::from_millis(20));
-        assert!(target.iter().all(|&byte| byte == 1));
+        assert!(all_are(&target, 1));
         drop(source);
         assert_eq!(remote.slice(0, 10).unwrap().pull_into(&mut target).unwrap(), 10);
     }

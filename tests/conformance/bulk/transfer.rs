@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use calomel::{BulkMode, Error, Exposed, Request, Transfer};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, Pair, block_on, eventually, pattern, rounds};
+use crate::support::{BOUND, Net, Pair, all_are, block_on, eventually, pattern, rounds};
 
 const LEN: usize = 3_000_000;
 /// A transfer of this length takes tens of milliseconds.
@@ -197,7 +197,7 @@ fn dropped_transfer_does_not_write_freed_memory(net: &Net) {
         // The new owner of that memory must be its only writer.
         let fresh = vec![0x77u8; LONG];
         thread::sleep(Duration::from_millis(2));
-        assert!(fresh.iter().all(|&b| b == 0x77));
+        assert!(all_are(&fresh, 0x77));
         let ours = pair.client.expose(vec![0x33u8; LONG / 8], BulkMode::ReadWrite).unwrap();
         drop(remote.start_push_from(ours));
     }
@@ -261,7 +261,7 @@ fn pulled_bytes_are_visible_before_the_transfer_ends(net: &Net) {
     }
     let (result, _whole) = transfer.wait();
     assert_eq!(result.unwrap(), LONG);
-    assert!(ours.reclaim().iter().all(|&b| b == 9));
+    assert!(all_are(&ours.reclaim(), 9));
 }
 
 suite![

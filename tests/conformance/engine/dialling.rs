@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use calomel::{Address, BulkMode, Endpoint, EngineBuilder, Error, Request};
 
-use crate::support::{BOUND, Net, eventually, pattern, travelled};
+use crate::support::{BOUND, Net, all_are, eventually, pattern, travelled};
 
 /// A filter that records the addresses that it is asked about, and always returns `answer`.
 fn filtered(builder: EngineBuilder, asked: &Arc<Mutex<Vec<Address>>>, answer: bool) -> EngineBuilder {
@@ -37,7 +37,7 @@ fn owner_of_a_bulk_is_dialled_only_if_the_filter_allows(net: &Net) {
         let mut copy = vec![0u8; len];
         refused(bulk.origin(&wary).and_then(|remote| remote.pull_into(&mut copy)), &owner.address());
         assert_eq!(*asked.lock().unwrap(), [owner.address()]);
-        assert!(copy.iter().all(|byte| *byte == 0));
+        assert!(all_are(&copy, 0));
         // Addresses that the program itself has looked up bypass the filter.
         let to_owner = wary.lookup(owner.address()).unwrap();
         assert_eq!(bulk.origin(&wary).unwrap().pull_into(&mut copy).unwrap(), len);

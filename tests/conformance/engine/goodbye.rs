@@ -9,19 +9,11 @@ use std::time::{Duration, Instant};
 
 use calomel::{Engine, Request, Responder};
 
-use crate::support::{BOUND, Gate, Net, Pair, eventually, patience, pattern};
+use crate::support::{BOUND, Gate, Net, Pair, eventually, patience, text};
 
 const LARGE: usize = 3 << 20;
 /// Some of these runs hit a fault that depends on timing.
 const ROUNDS: u64 = 10;
-
-/// Text that depends on `seed` and on the position. (Without optimization, bytes are encoded one by one; text is not.)
-fn text(seed: u64, len: usize) -> String {
-    let block: String = pattern(seed, 4099).into_iter().map(|byte| char::from(byte & 0x7f)).collect();
-    let mut text = block.repeat(len.div_ceil(block.len()));
-    text.truncate(len);
-    text
-}
 
 /// Finalizing takes far less if the peers respond: the rest is a margin for a busy machine. Finalize waits one second for a
 /// peer that does not.

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use calomel::{Bulk, BulkMode, Engine, Error, Exposed, Grant, HandlerPool, Pending, Request};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, eventually, pattern, travelled};
+use crate::support::{BOUND, Net, all_are, eventually, pattern, travelled};
 
 /// A bulk that is sent eagerly inside a call, and one that is not.
 const LENGTHS: [usize; 2] = [100, 100_000];
@@ -171,7 +171,7 @@ fn transfer_with_a_peer_that_is_not_the_owner_fails(net: &Net) {
             }
             let mut bytes = vec![0u8; len];
             mixed_up("pull", || bulk.on(&to_third).pull_into(&mut bytes));
-            assert!(bytes.iter().all(|byte| *byte == 0));
+            assert!(all_are(&bytes, 0));
             mixed_up("push", || travelled(&bulk).on(&to_third).push_from(&bytes));
             let local = client.expose(vec![0u8; len], BulkMode::ReadWrite).unwrap();
             let (result, local) = bulk.on(&to_third).start_push_from(local).wait();
@@ -283,7 +283,7 @@ fn pools_and_buffers_work_with_any_engine(net: &Net) {
     let exposed = pair.client.expose(buffers.take().unwrap(), BulkMode::WriteOnly).unwrap();
     let to_client = exposed.bulk().origin(&pair.client).unwrap();
     assert_eq!(to_client.push_from(&vec![9u8; 100_000]).unwrap(), 100_000);
-    assert!(exposed.reclaim().iter().all(|byte| *byte == 9));
+    assert!(all_are(&exposed.reclaim(), 9));
     assert_eq!(buffers.available(), 1);
 }
 

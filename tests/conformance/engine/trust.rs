@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use calomel::{BulkMode, Endpoint, Engine, EngineBuilder, Error, Request, Transport};
 
 use crate::assert_error;
-use crate::support::{Net, Pair, eventually, travelled};
+use crate::support::{Net, Pair, all_are, eventually, travelled};
 
 const KEY: &[u8] = b"sixteen bytes at the least";
 const OTHER: &[u8] = b"sixteen bytes of something else";
@@ -34,7 +34,7 @@ fn client_with_the_key_is_served(net: &Net) {
     let exposed = pair.server.expose(vec![9u8; 100_000], BulkMode::ReadOnly).unwrap();
     let mut copy = vec![0u8; 100_000];
     assert_eq!(travelled(&exposed.bulk()).on(&pair.to_server).pull_into(&mut copy[..]).unwrap(), 100_000);
-    assert!(copy.iter().all(|byte| *byte == 9));
+    assert!(all_are(&copy, 9));
 }
 
 /// In both directions. The client with the right key is not disturbed.

@@ -332,11 +332,11 @@ fn values_beside_calls_that_take_the_room(net: &Net) {
         }
         let mut sent = Vec::new();
         for number in 0..60 {
-            let count = [20_000, 32_000, 100_000, 300_000][number as usize % 4];
+            let count = [12_000, 15_000, 100_000, 300_000][number as usize % 4];
             match texts(&pair, number, count) {
                 Ok(()) => sent.push(number),
                 // What is announced shares the limits.
-                Err(Error::Busy { .. }) if count > 32_000 => {}
+                Err(Error::Busy { .. }) if count > 15_000 => {}
                 Err(other) => {
                     stop.store(true, Ordering::Relaxed);
                     panic!("{other:?}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use calomel::{Error, Request};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, Pair, pattern};
+use crate::support::{self, BOUND, Net, Pair, pattern};
 
 const EAGER: usize = 4096;
 const LIMIT: usize = 1 << 20;
@@ -29,10 +29,7 @@ fn define_echo(pair: &Pair) {
 
 /// ASCII that depends on the position.
 fn text(len: usize) -> String {
-    String::from_utf8(pattern(len as u64, len.min(4099)).iter().map(|b| b'a' + b % 26).collect::<Vec<u8>>())
-        .map(|block| block.repeat(len.div_ceil(4099).max(1)))
-        .map(|long| long[..len].to_owned())
-        .unwrap()
+    support::text(len as u64, len)
 }
 
 fn arguments_and_results_of_every_size_arrive(net: &Net) {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use calomel::{BulkMode, Engine, Pending, Procedure, Request, Responder};
 
-use crate::support::{BOUND, Net, Pair, eventually};
+use crate::support::{BOUND, Net, Pair, all_are, eventually};
 
 /// A waker that runs the closure.
 struct Act<F>(F);
@@ -88,7 +88,7 @@ fn panicking_waker_leaves_the_engine_usable(net: &Net) {
             }
         };
         assert_eq!(result.unwrap(), 1 << 20);
-        assert!(local.reclaim().iter().all(|&b| b == 1));
+        assert!(all_are(&local.reclaim(), 1));
         let mut pending = start(&pair);
         poll_with(&mut pending, || panic!("in a waker"));
         // A call that is dropped before its handler has begun may never reach its handler.
