@@ -21,7 +21,7 @@ const KEEP: usize = 64 << 10;
 /// again when they are sent.
 const MAX_INJECTED_BYTES: usize = 4 << 10;
 /// With so many calls in progress, a further one may wait to be sent together with others.
-const MANY: usize = 8;
+const MANY: usize = 4;
 /// So many bytes are worth a send of their own.
 const WORTH_SENDING: usize = 16 << 10;
 

@@ -450,8 +450,13 @@ fn calls_of_tasks_are_held_while_answers_may_come() -> crate::Result<()> {
     let echo = client.procedure::<u64, u64>("echo").on(client.lookup(server.address())?);
     echo.call(&0)?;
     let (core, far) = (client.by_hand(), server.by_hand());
-    // The first seven are sent at once; with fourteen, half of them would wait, and they would be sent.
-    let mut pending: Vec<_> = (0..13).map(|n| echo.start(&n)).collect::<crate::Result<_>>()?;
+    // The first three are sent at once. Of more, those that wait are sent when they are half of all: at the twelfth, for instance.
+    let mut pending: Vec<_> = (0..3).map(|n| echo.start(&n)).collect::<crate::Result<_>>()?;
+    assert!(core.held_calls().is_none_or(|held| held == (false, 0)));
+    for n in 3..13 {
+        pending.push(echo.start(&n)?);
+        assert!(n > 3 || core.held_calls().is_none_or(|held| held == (true, 0)), "the fourth is held");
+    }
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     let mut poll = || std::pin::Pin::new(&mut pending[0]).poll(&mut context).is_ready();
     // With one processor, futures do not drive.
