@@ -176,11 +176,7 @@ impl Adversary {
     /// The response to a call: its bytes, or the status that refused it.
     #[track_caller]
     pub fn answer(&mut self, number: u64) -> Result<Vec<u8>, Status> {
-        let is_it = |message: &Message| match message {
-            Message::Response { call, .. } | Message::Refuse { call, .. } => *call == number,
-            _ => false,
-        };
-        match self.expect("an answer", is_it) {
+        match self.expect("an answer", |message| is_answer(message, number)) {
             (Message::Refuse { status, .. }, _) => Err(status),
             (Message::Response { size, .. }, body) if body.len() as u64 == size => Ok(body),
             (Message::Response { size, .. }, _) => {
@@ -283,6 +279,18 @@ impl Adversary {
         }
     }
 
+    /// As [`Adversary::answer`], of a victim that works on it for long. It answers pings meanwhile, and does not take this peer for
+    /// dead.
+    #[track_caller]
+    pub fn late_answer(&mut self, number: u64) -> Result<Vec<u8>, Status> {
+        let begin = Instant::now();
+        while !self.messages.iter().any(|(message, _)| is_answer(message, number)) && begin.elapsed() < patience() * BOUND {
+            self.assert_listens();
+            thread::sleep(Duration::from_millis(50));
+        }
+        self.answer(number)
+    }
+
     /// Waits for the first message for which `is_it` is true; returns it with its body. Earlier messages stay.
     #[track_caller]
     pub fn expect(&mut self, what: &str, is_it: impl Fn(&Message) -> bool) -> (Message, Vec<u8>) {
@@ -328,4 +336,8 @@ impl Adversary {
             }
         }
     }
+}
+
+fn is_answer(message: &Message, number: u64) -> bool {
+    matches!(message, Message::Response { call, .. } | Message::Refuse { call, .. } if *call == number)
 }
