@@ -202,7 +202,7 @@ impl Forged {
     }
 
     pub fn accept(listener: &OwnedFd) -> Forged {
-        Forged::new(rustix::net::accept(listener).unwrap())
+        Forged::new(rustix::net::accept_with(listener, SocketFlags::CLOEXEC).unwrap())
     }
 
     /// Dials, and completes the connection up to the first record; `reads` is whether it claims to read the peer's memory.
