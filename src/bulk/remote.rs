@@ -402,7 +402,7 @@ impl RemoteBulk {
         let (peer, owner) = (self.endpoint.peer(), origin.incarnation);
         let remote = Remote { peer, owner, token: *token, offset: *offset, keys };
         let until = timed.then(|| deadline(now, self.timeout));
-        let id = shared.core.exec(|proto| proto.transfer(pull, remote, local, until, completion.clone(), now))?;
+        let id = shared.core.exec_start(now, |proto| proto.transfer(pull, remote, local, until, completion.clone(), now))?;
         Ok(StartedTransfer::InProgress(id))
     }
 }

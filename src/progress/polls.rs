@@ -222,7 +222,7 @@ impl Core {
         }
         let Some(acquired) = self.acquire_briefly(&ready) else { return ready() };
         if !alone && acquired == Acquired::Borrowed && !self.is_external() && self.driver_lock.take_from_progress() {
-            // Once the progress thread is awake, calls that are started may wait for others: see `exec_call`.
+            // Once the progress thread is awake, calls that are started may wait for others: see `exec_start`.
             self.ring();
         }
         if acquired != Acquired::Borrowed || !alone {

@@ -156,9 +156,9 @@ impl Core {
         result
     }
 
-    /// As `exec`, for a step at `now` that starts a call. Where many calls are in flight, its frames may wait for more: for a
-    /// moment, and only while the driver is awake.
-    pub(crate) fn exec_call<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
+    /// As `exec`, for a step at `now` that starts a call or a transfer. Where several are in flight, its frames may wait for more:
+    /// for a moment, and only while the driver is awake.
+    pub(crate) fn exec_start<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
         let ended = Some(self.pacer.note(now));
         let mut outputs = Outputs { ended, ..Outputs::new() };
         let left;

@@ -86,6 +86,16 @@ impl<M: Memory> Streams<M> {
         None
     }
 
+    /// How much is left of the stream whose turn it is.
+    pub(super) fn next_len(&self) -> Option<usize> {
+        // Most links have no streams.
+        if self.streams.is_empty() {
+            return None;
+        }
+        let next = self.turns.iter().find_map(|id| self.streams.get(*id));
+        next.map(|stream| stream.memory.len() - stream.sent)
+    }
+
     /// Ends the stream of this number, if there is one.
     pub(super) fn end(&mut self, kind: Stream, number: u64) {
         // Most links have no streams.

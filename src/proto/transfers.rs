@@ -98,7 +98,11 @@ impl<E: Env> Proto<E> {
                 self.transfers[id].rma = Some(range);
                 self.outputs.push_back(Output::StartRma { link, transfer: wire_id(id), pull, memory, keys, offset });
             }
-            None => self.ask_owner(link, range, pull, memory),
+            None => {
+                self.ask_owner(link, range, pull, memory);
+                // One that blocks its thread has nothing more to ask for. The bytes of a push follow.
+                self.may_send_later = self.links[link].may_wait() && deadline.is_some();
+            }
         }
         self.watch(link, now);
         Ok(id)

@@ -281,7 +281,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// Starts a one-way call, if the peer has granted credit for it.
     fn try_begin(&self, arguments: &A, until: Instant) -> Result<Begun> {
         self.encoded(arguments, None, Some(until), false, true, |spec, now| {
-            match self.target.shared.core.exec_call(now, |proto| proto.call(spec, now)) {
+            match self.target.shared.core.exec_start(now, |proto| proto.call(spec, now)) {
                 Ok(id) => Ok(Ok(id)),
                 Err(Rejected::Failed(failure)) => Err(failure),
                 Err(Rejected::NoCredit(_, cost)) => Ok(Err(cost)),
@@ -350,7 +350,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     fn start_call(&self, mut spec: CallSpec<'_, EngineEnv>, mut now: Instant) -> std::result::Result<CallId, Failure> {
         let core = &self.target.shared.core;
         loop {
-            match core.exec_call(now, |proto| proto.call(spec, now)) {
+            match core.exec_start(now, |proto| proto.call(spec, now)) {
                 Ok(id) => return Ok(id),
                 Err(Rejected::Failed(failure)) => return Err(failure),
                 Err(Rejected::NoCredit(again, cost)) => {

@@ -13,20 +13,24 @@ const CHUNK_BESIDE_CALLS: usize = 128 << 10;
 /// So many chunks are short after a call.
 const SHORT_CHUNKS: u32 = 16;
 /// Payloads of a link that the peer may be reading from this side's memory at a time: the one that it reads, and the next ones.
+/// More of those that are short, since transports send them together.
 const MAX_EXPORTED: isize = 4;
+const MAX_SHORT_EXPORTED: isize = 16;
+const SHORT: usize = 64 << 10;
 /// A send buffer that has grown beyond this is freed, not reused.
 const KEEP: usize = 64 << 10;
 
 /// The longest frames that are sent while the protocol is locked: to copy them takes less time than to unlock it, and to lock it
 /// again when they are sent.
 const MAX_INJECTED_BYTES: usize = 4 << 10;
-/// With so many calls in progress, a further one may wait to be sent together with others.
+/// With so many calls and transfers in progress, a further one may wait to be sent together with others.
 const MANY: usize = 4;
 /// So many bytes are worth a send of their own.
 const WORTH_SENDING: usize = 16 << 10;
 
 impl<E: Env> PeerLink<E> {
-    /// A call was queued. True when it may wait for more: the peer has more calls to handle meanwhile than would wait.
+    /// A call, or the request of a pull, was queued. True when it may wait for more: the peer has more to handle meanwhile than would
+    /// wait.
     pub(in crate::proto) fn may_wait(&mut self) -> bool {
         self.waiting_calls += 1;
         let under_way = self.pending.max(self.outgoing.out as usize);
@@ -46,7 +50,8 @@ impl<E: Env> PeerLink<E> {
     }
 
     fn may_stream(&self) -> bool {
-        self.exported < MAX_EXPORTED && !self.streams.is_empty()
+        let next = self.streams.next_len();
+        next.is_some_and(|len| self.exported < if len > SHORT { MAX_EXPORTED } else { MAX_SHORT_EXPORTED })
     }
 
     pub(super) fn is_flushed(&self) -> bool {

@@ -276,3 +276,31 @@ fn transfer_on_a_connection_lost_at_any_point_ends() {
         }
     }
 }
+
+/// The peer reads a bounded number of payloads from this side's memory at a time: more of them where they are short.
+#[test]
+fn payloads_that_the_peer_reads_are_bounded() {
+    for (len, most) in [(1 << 20, 4), ((64 << 10) + 1, 4), (64 << 10, 16), (100, 16)] {
+        for lent in [0, most - 1, most, most + 1] {
+            let mut net = Net::pair();
+            let source = pattern(3, len);
+            net.expose(1, TOKEN, source.clone(), true, false);
+            net.call(0, 1, call("first"));
+            net.settle();
+            let link = net.hosts[1].proto.links.keys().next().unwrap();
+            (0..lent).for_each(|_| net.with_host(1, |host| host.proto.handle_sent(link, Vec::new(), true)));
+            let target = Mem::new(vec![0; len]);
+            let op = net.pull(0, 1, TOKEN, 0, &target);
+            net.advance(MOMENT);
+            assert_eq!(net.hosts[0].is_done(op), lent < most, "{len} bytes, while {lent} payloads are lent");
+            for _ in 0..lent {
+                net.with_host(1, |host| host.proto.handle_returned(link));
+            }
+            net.settle();
+            assert_transferred(&net, 0, op, len);
+            assert!(target.bytes() == source);
+            net.revoke(1, TOKEN);
+            net.end();
+        }
+    }
+}

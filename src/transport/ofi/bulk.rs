@@ -14,6 +14,7 @@ use super::port::checked_name;
 use super::provider;
 use super::station::Station;
 use super::sys::{EndpointName, Label, LoanHost, PATIENCE, PeerAddress, Posted, RemotePlace};
+use super::wire::Load;
 use crate::memory::Slice;
 use crate::sync::Mutex;
 
@@ -141,29 +142,44 @@ impl BulkEndpoint {
         }
     }
 
-    /// Sends a payload, straight from its memory where that can be lent. In place of memory that is gone, an empty one is sent.
-    pub(super) fn send(self: &Arc<Self>, memory: &Slice, tag: u64, label: Label, covered: bool) -> io::Result<PayloadPosted> {
-        let to = self.peer()?;
-        if !self.copies(memory, covered) {
-            match self.station.endpoint.send_lent(to, memory, tag, label, self.as_host())? {
+    /// Sends payloads, straight from their memory where that can be lent. Those whose memory is gone are left out, which `Load`
+    /// says where they go to a slot; a payload that goes alone is empty then.
+    pub(super) fn send(
+        self: &Arc<Self>,
+        memory: &[&Slice],
+        tag: u64,
+        label: Label,
+        covered: bool,
+        to_slot: bool,
+    ) -> io::Result<PayloadPosted> {
+        let (to, endpoint) = (self.peer()?, &self.station.endpoint);
+        let mut load = Load::of(memory.len());
+        if !memory.iter().any(|memory| self.copies(memory, covered)) {
+            let data = to_slot.then(|| load.encode());
+            match endpoint.send_lent(to, memory, tag, data, label, self.as_host())? {
                 Posted::Begun => return Ok(PayloadPosted::Begun),
                 Posted::Busy(()) => return Ok(PayloadPosted::Busy),
                 Posted::Gone | Posted::Fragmented => {}
             }
         }
-        let mut bytes = vec![0; memory.len];
-        if memory.read(&mut bytes) {
-            if covered {
-                let sum = crc32c::crc32c(&bytes);
+        let mut bytes = Vec::with_capacity(memory.iter().map(|memory| memory.len + CHECKSUM).sum());
+        for (index, memory) in memory.iter().enumerate() {
+            let at = bytes.len();
+            bytes.resize(at + memory.len, 0);
+            if !memory.read(&mut bytes[at..]) {
+                bytes.truncate(at);
+                load.leave_out(index);
+            } else if covered {
+                let sum = crc32c::crc32c(&bytes[at..]);
                 bytes.extend_from_slice(&sum.to_le_bytes());
             }
-        } else {
-            bytes.clear();
         }
-        Ok(match self.station.endpoint.send(to, bytes, tag, label)? {
-            Posted::Begun => PayloadPosted::Begun,
-            _ => PayloadPosted::Busy,
-        })
+        let posted = if to_slot {
+            endpoint.send_with_data(to, bytes, tag, load.encode(), label)?
+        } else {
+            endpoint.send(to, bytes, tag, label)?
+        };
+        Ok(if matches!(posted, Posted::Begun) { PayloadPosted::Begun } else { PayloadPosted::Busy })
     }
 
     /// Begins to read the memory from a peer's, or to write it there, by RMA.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::OfiShared;
 use super::bulk::{BulkEndpoint, fails};
-use super::link::OfiLink;
+use super::link::{OfiLink, SlotContent};
 use super::port::{PeerName, Port};
 use super::sys::{Completion, Label};
 use super::wire::{self, OfiContent, OfiHeader, OfiHello};
@@ -45,12 +45,15 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
         }
     };
     let any = !completions.is_empty();
-    for Completion { label, is_send, buffer, result } in completions {
+    for Completion { label, is_send, buffer, result, data } in completions {
         let (Label::Payload { link, .. } | Label::Rma { link, .. } | Label::Slot { link, .. }) = label else { continue };
         let Some(link) = shared.link(link) else { continue };
         match label {
             Label::Rma { number, .. } => link.rma_part_done(number, result.map(drop), sink),
-            Label::Slot { slot, .. } => link.slot_filled(slot, result, buffer, sink),
+            Label::Slot { slot, .. } => {
+                let buffer = buffer.unwrap_or_default();
+                link.slot_filled(slot, SlotContent { result, buffer, load: data }, sink);
+            }
             Label::Payload { .. } if is_send => link.payload_sent(result.map(drop), sink),
             Label::Payload { number, .. } => link.payload_received(number, result, buffer, sink),
             Label::Message | Label::Sent { .. } => {}
@@ -61,7 +64,7 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
 
 /// `several`: there are others in this pass.
 fn handle(shared: &Arc<OfiShared>, port: &Arc<Port>, completion: Completion, several: bool, sink: &mut dyn Sink) {
-    let Completion { label, is_send, buffer, result } = completion;
+    let Completion { label, is_send, buffer, result, .. } = completion;
     match (label, is_send) {
         (Label::Message | Label::Sent { .. }, true) => {
             if let Err(error) = result {

@@ -9,9 +9,11 @@ pub(super) const MESSAGE: usize = 8 << 10;
 /// Messages that a peer may send before the receiver has handled the first.
 pub(super) const CREDITS: u32 = 16;
 
-/// Receives that are posted for messages that take no credit: of one link, credits, and replies to the payloads that may be on
-/// their way at a time; of an endpoint, messages of strangers.
-pub(super) const UNCREDITED: usize = 8;
+/// Receives that are posted for the messages of a link: those that take credit, and a few that take none; and, once payloads go
+/// between bulk endpoints, for the reply to each that may be on its way at a time.
+pub(super) const RECEIVES: usize = CREDITS as usize + 4;
+pub(super) const REPLIES: usize = 16;
+/// Receives of an endpoint for messages of strangers.
 pub(super) const STRANGERS: usize = 64;
 
 /// Messages that may wait for room at the provider, before the peer counts as one that reads nothing. Those that take credit wait
@@ -19,26 +21,28 @@ pub(super) const STRANGERS: usize = 64;
 pub(super) const MAX_UNSENT: usize = 64;
 
 /// Messages that the provider may keep for one peer. Credit allows an honest one far fewer.
-pub(super) const MOST_KEPT: u64 = 64;
+pub(super) const MOST_KEPT: u64 = 80;
 /// Of the messages that are copied when they are posted, one in so many is posted with a completion.
 pub(super) const NOTED_EVERY: u64 = 8;
 // A driver that is busy handles neither completions nor credit: an honest peer runs out of credit first, with two connections.
-const _: () = assert!(2 * (CREDITS as u64 + UNCREDITED as u64) + NOTED_EVERY <= MOST_KEPT);
+const _: () = assert!(2 * (RECEIVES + REPLIES) as u64 + NOTED_EVERY <= MOST_KEPT);
 
 /// Longest payload, in bytes, that is sent at a time: so many bytes after another transfer's turn a link turns to it.
 pub(super) const CHUNK: usize = 1 << 20;
 
-/// Payloads of a peer that may be announced and have not arrived; senders have four at most.
+/// Payloads of a peer that may be announced and have not arrived; senders have [`REPLIES`] at most.
 pub(super) const MAX_ANNOUNCED: usize = 64;
 
-/// Receives of a link for payloads that come at once, and their length: as many as a sender has under way, and so long that
-/// agreeing on a place would take longer than copying.
-pub(super) const SLOTS: usize = 4;
+/// Longest payload that comes at once: agreeing on a place takes longer than copying it.
 pub(super) const EAGER: usize = 64 << 10;
+/// Receives of a link for such payloads, and the bytes that one has room for: several that leave at the same time go together,
+/// since four times as many bytes take two and a half times as long.
+pub(super) const SLOTS: usize = 8;
+pub(super) const SLOT: usize = 4 * EAGER;
 
-/// The arrival of so many payloads is reported by a message of its own. Of fewer it is reported with what else is sent to the
-/// peer, or when the driver has polled so often, or sleeps.
-pub(super) const TAKEN_AT_ONCE: usize = SLOTS / 2;
+/// The arrival of so many payloads, or of the payloads of so many slots, is reported by a message of its own. Of fewer it is
+/// reported with what else is sent to the peer, or when the driver has polled so often, or sleeps.
+pub(super) const TAKEN_AT_ONCE: usize = 2;
 pub(super) const MOST_POLLS: u32 = 16;
 
 /// When a hello is sent again. The provider may lose the first message to a process that was restarted.

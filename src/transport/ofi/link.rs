@@ -15,7 +15,7 @@ use std::time::Instant;
 use super::OfiShared;
 use super::backlog::Backlog;
 use super::bulk::{BulkEndpoint, BulkOwner};
-use super::limits::{CHUNK, CREDITS, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RETRY, RETRY_SLOWLY};
+use super::limits::{CHUNK, CREDITS, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RECEIVES, REPLIES, RETRY, RETRY_SLOWLY};
 use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
 use super::port::{PeerName, Port};
 use super::wire::{FurtherParts, OfiContent, OfiHeader, OfiHello};
@@ -26,6 +26,7 @@ use crate::sync::Mutex;
 use crate::transport::{Link, LinkKey, OtherVersion, RemoteKeys, Sent, Sink, closed_by_peer};
 use crate::{Address, Transport, random};
 use arriving::OfiInbox;
+pub(super) use arriving::SlotContent;
 use dialling::Dialling;
 use leaving::Leaving;
 use rma::RmaTransfers;
@@ -78,7 +79,7 @@ impl OfiLink {
     ) -> io::Result<Arc<OfiLink>> {
         let number = u64::from_ne_bytes(random::from_system()?).max(1);
         let first_tag = u64::from_ne_bytes(random::from_system()?);
-        port.admit_link()?;
+        port.add_receives(RECEIVES)?;
         let out = OfiOutbox::new(peer.as_ref());
         let link = Arc::new_cyclic(|me| OfiLink {
             key,
@@ -372,6 +373,7 @@ impl OfiLink {
             OfiContent::Slots { tag, count, name } => self.peer_has_slots(tag, count, name)?,
             OfiContent::Ready { number, tag, name } => self.peer_is_ready(number, tag, name)?,
             OfiContent::Taken { number } => self.payload_taken(number, sink)?,
+            OfiContent::Emptied { slot } => self.slot_is_emptied(slot, sink)?,
             OfiContent::Bye => return Err(closed_by_peer()),
             OfiContent::Credit | OfiContent::Hello(_) | OfiContent::Accept(_) | OfiContent::Refuse { .. } => {}
         }
@@ -383,6 +385,16 @@ impl OfiLink {
         if self.out.lock().hold() {
             self.shared.add_held(self.me.upgrade());
         }
+    }
+
+    /// A payload that is sent while others are under way leaves with those that are sent until the driver's next pass, unless it
+    /// sleeps. True when it waits for that.
+    fn waits_for_company(&self) -> bool {
+        let waits = self.opened_bulk().is_some_and(|bulk| bulk.is_active()) && !self.shared.is_parked();
+        if waits {
+            self.hold();
+        }
+        waits
     }
 
     /// It has sent or received a large payload.
@@ -440,6 +452,22 @@ impl OfiLink {
         Ok(())
     }
 
+    fn begin_send(&self, mut sending: OfiSend) -> io::Result<Sent> {
+        let written = {
+            let mut out = self.out.lock();
+            let written = self.write(&mut out, &mut sending)?;
+            if matches!(written, FrameProgress::Partly) {
+                out.pending = Some(sending);
+                drop(out);
+                self.check_sent(Ok(()));
+                return Ok(Sent::Later);
+            }
+            written
+        };
+        self.check_sent(self.send_eager());
+        Ok(if matches!(written, FrameProgress::All) { Sent::All(sending.bytes) } else { Sent::Lent(sending.bytes) })
+    }
+
     fn write(&self, out: &mut OfiOutbox, sending: &mut OfiSend) -> io::Result<FrameProgress> {
         let covered = self.covered.load(Ordering::Relaxed);
         let written = out.write(&self.port, sending, covered, || {
@@ -462,6 +490,7 @@ impl OfiLink {
             return Err(io::ErrorKind::NotConnected.into());
         }
         let bulk = self.shared.open_bulk(&self.port, self.remote, self.me.clone(), false)?;
+        self.port.add_receives(REPLIES)?;
         Ok(slot.insert(bulk).clone())
     }
 
@@ -534,7 +563,7 @@ impl OfiLink {
 
     /// The link does not need its port any more.
     fn release(&self) {
-        self.port.release_link();
+        self.port.remove_receives(RECEIVES);
         self.shared.close_unused_ports();
     }
 }
@@ -566,29 +595,17 @@ impl Link for OfiLink {
         if self.is_closed() {
             return Sent::Failed(io::Error::new(io::ErrorKind::NotConnected, "the link is closed"));
         }
-        let mut sending = OfiSend::new(bytes, payload);
-        let written = {
-            let mut out = self.out.lock();
-            let written = self.write(&mut out, &mut sending);
-            if let Ok(FrameProgress::Partly) = written {
-                out.pending = Some(sending);
-                drop(out);
-                self.check_sent(Ok(()));
-                return Sent::Later;
-            }
-            written
-        };
-        match written {
-            Ok(written) => {
-                self.check_sent(self.send_eager());
-                if matches!(written, FrameProgress::All) { Sent::All(sending.bytes) } else { Sent::Lent(sending.bytes) }
-            }
-            Err(error) => {
-                let reported = io::Error::new(error.kind(), error.to_string());
-                self.fail(error);
-                Sent::Failed(reported)
-            }
+        let waits = payload.is_some() && self.waits_for_company();
+        let sent = self.begin_send(OfiSend::new(bytes, payload));
+        // The driver may have gone to sleep meanwhile, and have seen nothing that waits.
+        if waits && self.shared.is_parked() {
+            self.release_held(true);
         }
+        sent.unwrap_or_else(|error| {
+            let reported = io::Error::new(error.kind(), error.to_string());
+            self.fail(error);
+            Sent::Failed(reported)
+        })
     }
 
     fn scheme(&self) -> Transport {
@@ -639,6 +656,7 @@ impl Link for OfiLink {
         self.close_rma();
         let bulk = self.bulk.lock().take();
         if let Some(bulk) = bulk {
+            self.port.remove_receives(REPLIES);
             bulk.close();
             self.shared.forget_bulk(&bulk);
         }

@@ -119,7 +119,12 @@ impl OfiShared {
     fn add_held(&self, link: Option<Arc<OfiLink>>) {
         let mut held = self.held.lock();
         held.extend(link);
-        self.has_held.store(true, Ordering::Release);
+        self.has_held.store(true, Ordering::SeqCst);
+    }
+
+    /// The driver sleeps, or is about to: it has released what was held before.
+    fn is_parked(&self) -> bool {
+        self.parked.load(Ordering::SeqCst)
     }
 
     /// Has the links send what they have gathered.
@@ -408,17 +413,6 @@ impl Ofi {
         true
     }
 
-    /// Has the links send what they have gathered.
-    fn release_held(&self, long_enough: bool) {
-        let mut held = std::mem::take(&mut *self.shared.held.lock());
-        held.retain(|link| !link.release_held(long_enough));
-        if held.is_empty() {
-            self.shared.polls_since.store(0, Ordering::Relaxed);
-        } else {
-            self.shared.held.lock().extend(held);
-        }
-    }
-
     /// Calls the links whose time has come.
     fn run_timers(&self, sink: &mut dyn Sink) {
         if !self.shared.has_alarm.load(Ordering::Acquire) {
@@ -593,12 +587,12 @@ impl TransportDriver for Ofi {
     }
 
     fn park(&self) -> bool {
-        self.release_held(true);
+        self.shared.release_held(true);
         self.shared.parked.store(true, Ordering::SeqCst);
         let bulks = self.shared.bulks.lock().clone();
         let quiet =
             self.shared.all_ports().iter().all(|port| port.station.park()) && bulks.iter().all(|bulk| bulk.station.park());
-        quiet && !self.shared.pending_flags.load(Ordering::SeqCst)
+        quiet && !self.shared.pending_flags.load(Ordering::SeqCst) && !self.shared.has_held.load(Ordering::SeqCst)
     }
 
     fn unpark(&self) {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::backlog::Backlog;
-use super::limits::{CREDITS, EAGER, MAX_UNSENT, MESSAGE, MOST_KEPT, SLOTS, TAKEN_AT_ONCE};
+use super::limits::{CREDITS, EAGER, MAX_UNSENT, MESSAGE, MOST_KEPT, SLOT, SLOTS, TAKEN_AT_ONCE};
 use super::port::{PeerName, Port};
 use super::sys::{EndpointName, Label, MAX_NAME, PeerAddress};
-use super::wire::{self, HEADER, OfiContent, OfiHeader};
+use super::wire::{self, HEADER, MOST_TOGETHER, OfiContent, OfiHeader};
 use crate::memory::Slice;
 
 /// A frame and its payload, partly sent.
@@ -41,6 +41,20 @@ pub(super) struct AnnouncedPayload {
     pub number: u64,
     pub memory: Slice,
     pub covered: bool,
+}
+
+/// Payloads that go together to a receive of the peer, with its tag: to a slot, or one alone.
+pub(super) struct Parcel {
+    pub payloads: Vec<AnnouncedPayload>,
+    pub tag: u64,
+    pub slot: Option<usize>,
+}
+
+impl Parcel {
+    /// The bytes that it has at the receiver.
+    fn len(&self) -> usize {
+        self.payloads.iter().map(|payload| payload.memory.len).sum()
+    }
 }
 
 pub(super) struct OfiOutbox {
@@ -78,11 +92,13 @@ pub(super) struct OfiOutbox {
     pub pending: Option<OfiSend>,
     announced: Vec<AnnouncedPayload>,
     next_payload: u64,
-    /// The tag of the peer's first slot for payloads that are sent at once, and by which payload each is used.
+    /// The tag of the peer's first slot for payloads that are sent at once, and the payloads that use each.
     first_slot: u64,
-    slots: Vec<Option<u64>>,
-    /// Payloads to send once their announcements are posted, with their tags.
-    eager: Vec<(AnnouncedPayload, u64)>,
+    slots: Vec<Vec<u64>>,
+    /// Most payloads that go to a slot together.
+    most_together: usize,
+    /// To send once the announcements are posted. The last one takes further payloads while it has room.
+    eager: Vec<Parcel>,
     /// An empty buffer, for reuse.
     scratch: Vec<u8>,
 }
@@ -122,6 +138,7 @@ impl OfiOutbox {
             next_payload: 0,
             first_slot: 0,
             slots: Vec::new(),
+            most_together: 1,
             eager: Vec::new(),
             scratch: Vec::new(),
         }
@@ -253,7 +270,7 @@ impl OfiOutbox {
         }
         self.gathered_last |= matches!(content, OfiContent::Bye);
         match content {
-            OfiContent::Taken { .. } => self.gathered_taken += 1,
+            OfiContent::Taken { .. } | OfiContent::Emptied { .. } => self.gathered_taken += 1,
             _ => self.gathered_urgent = true,
         }
         Ok(true)
@@ -368,14 +385,21 @@ impl OfiOutbox {
             sending.at = end;
         }
         let Some(payload) = &sending.payload else { return Ok(FrameProgress::All) };
-        if announces && let Some(slot) = self.free_slot(payload.len) {
+        if announces && let Some(slot) = self.free_slot(payload.len, covered) {
             let (number, len, bytes) = (self.next_payload, payload.len as u32, &sending.bytes[sending.at..]);
             if !self.gather(port, &OfiContent::Eager { number, len, covered, slot: slot as u8, bytes })? {
                 return Ok(FrameProgress::Partly);
             }
             self.next_payload += 1;
-            self.slots[slot] = Some(number);
-            self.eager.push((AnnouncedPayload { number, memory: payload.clone(), covered }, self.first_slot + slot as u64));
+            let payload = AnnouncedPayload { number, memory: payload.clone(), covered };
+            match self.eager.last_mut().filter(|_| !self.slots[slot].is_empty()) {
+                Some(parcel) => parcel.payloads.push(payload),
+                None => {
+                    let tag = self.first_slot + slot as u64;
+                    self.eager.push(Parcel { payloads: vec![payload], tag, slot: Some(slot) });
+                }
+            }
+            self.slots[slot].push(number);
             sending.payload = None;
             sending.at = sending.bytes.len();
             return Ok(FrameProgress::PayloadAnnounced);
@@ -417,27 +441,37 @@ impl OfiOutbox {
         Ok(FrameProgress::All)
     }
 
-    fn free_slot(&self, len: usize) -> Option<usize> {
-        if len <= EAGER { self.slots.iter().position(Option::is_none) } else { None }
+    /// The slot for a payload: that of the last parcel, which has not left, or one that is free.
+    fn free_slot(&self, len: usize, covered: bool) -> Option<usize> {
+        if len > EAGER {
+            return None;
+        }
+        let has_room = |parcel: &&Parcel| {
+            let alike = parcel.payloads.iter().all(|payload| payload.covered == covered);
+            alike && parcel.payloads.len() < self.most_together && parcel.len() + len <= SLOT
+        };
+        let begun = self.eager.last().filter(has_room).and_then(|parcel| parcel.slot);
+        begun.or_else(|| self.slots.iter().position(Vec::is_empty))
     }
 
-    /// The peer has slots, with tags from this one on. An error when it has them already.
-    pub(super) fn set_slots(&mut self, tag: u64, count: u8) -> io::Result<()> {
+    /// The peer has slots, with tags from this one on, for so many payloads at most. An error when it has them already.
+    pub(super) fn set_slots(&mut self, tag: u64, count: u8, most_together: usize) -> io::Result<()> {
         if !self.slots.is_empty() || tag.checked_add(u64::from(count)).is_none() {
             return Err(broken("it has receives for payloads already"));
         }
         self.first_slot = tag;
-        self.slots.resize(usize::from(count).min(SLOTS), None);
+        self.slots.resize(usize::from(count).min(SLOTS), Vec::new());
+        self.most_together = most_together.clamp(1, MOST_TOGETHER);
         Ok(())
     }
 
-    /// A payload has arrived: its slot is free, if it had one.
-    pub(super) fn free_slot_of(&mut self, number: u64) {
-        self.slots.iter_mut().filter(|slot| **slot == Some(number)).for_each(|slot| *slot = None);
+    /// The payloads of a slot have arrived: it is free.
+    pub(super) fn free_slot_of(&mut self, slot: u8) -> Vec<u64> {
+        self.slots.get_mut(usize::from(slot)).map(std::mem::take).unwrap_or_default()
     }
 
     /// Payloads whose announcements are posted.
-    pub(super) fn take_eager(&mut self) -> Vec<(AnnouncedPayload, u64)> {
+    pub(super) fn take_eager(&mut self) -> Vec<Parcel> {
         if self.gathered.is_empty() { std::mem::take(&mut self.eager) } else { Vec::new() }
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::backlog::Backlog;
-use super::limits::{CREDITS, LINGER, MESSAGE, NAP, SHORT_NAP, STRANGERS, UNCREDITED};
+use super::limits::{LINGER, MESSAGE, NAP, SHORT_NAP, STRANGERS};
 use super::provider;
 use super::self_test::RmaLimits;
 use super::station::Station;
@@ -23,8 +23,6 @@ use crate::sync::Mutex;
 const MESSAGE_TAG: u64 = 0;
 /// Buffers that are kept for reuse.
 const KEPT: usize = 64;
-/// Receives for the messages of one link.
-const PER_LINK: usize = CREDITS as usize + UNCREDITED;
 
 pub(super) struct Port {
     pub station: Station,
@@ -201,16 +199,16 @@ impl Port {
         Some(if links && !has_descriptor { SHORT_NAP } else { NAP })
     }
 
-    /// Posts the receives for the messages of one more link.
-    pub(super) fn admit_link(&self) -> io::Result<()> {
+    /// Posts so many receives for the messages of a link.
+    pub(super) fn add_receives(&self, count: usize) -> io::Result<()> {
         // The provider may have no room for all of them: then messages wait, and it is tried again with each that is handled.
-        self.wanted.fetch_add(PER_LINK, Ordering::AcqRel);
-        self.post_receives().inspect_err(|_| self.release_link())
+        self.wanted.fetch_add(count, Ordering::AcqRel);
+        self.post_receives().inspect_err(|_| self.remove_receives(count))
     }
 
-    /// A link has ended: its receives are not posted again.
-    pub(super) fn release_link(&self) {
-        self.wanted.fetch_sub(PER_LINK, Ordering::AcqRel);
+    /// The link has ended: its receives are not posted again.
+    pub(super) fn remove_receives(&self, count: usize) {
+        self.wanted.fetch_sub(count, Ordering::AcqRel);
     }
 
     pub(super) fn is_in_use(&self) -> bool {

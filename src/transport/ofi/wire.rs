@@ -99,7 +99,7 @@ pub(super) enum OfiContent<'a> {
     /// With these bytes, the byte stream announces a payload, which goes from this bulk endpoint to the receiver's, once that is
     /// ready.
     Announce { number: u64, len: u32, covered: bool, name: &'a [u8], bytes: &'a [u8] },
-    /// As `Announce`, but the payload is on its way, to the receive of this slot.
+    /// As `Announce`, but the payload is on its way, to the receive of this slot, behind those that were announced for it before.
     Eager { number: u64, len: u32, covered: bool, slot: u8, bytes: &'a [u8] },
     /// Receives are posted for payloads that come at once, at this bulk endpoint: so many slots, with tags from this one on.
     Slots { tag: u64, count: u8, name: &'a [u8] },
@@ -109,8 +109,45 @@ pub(super) enum OfiContent<'a> {
     Ready { number: u64, tag: u64, name: &'a [u8] },
     /// The payload of this number has arrived, or is not wanted.
     Taken { number: u64 },
+    /// The payloads of this slot have arrived, and its next receive is posted.
+    Emptied { slot: u8 },
     /// The last message.
     Bye,
+}
+
+/// Most payloads that go to a slot at once.
+pub(super) const MOST_TOGETHER: usize = 8;
+
+/// What goes beside the payloads to a slot: how many there are, and which of them are left out, since their memory is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Load {
+    pub count: usize,
+    gone: u64,
+}
+
+impl Load {
+    pub(super) fn of(count: usize) -> Load {
+        Load { count, gone: 0 }
+    }
+
+    pub(super) fn leave_out(&mut self, index: usize) {
+        self.gone |= 1 << index;
+    }
+
+    pub(super) fn has(&self, index: usize) -> bool {
+        self.gone & (1 << index) == 0
+    }
+
+    pub(super) fn encode(self) -> u64 {
+        self.count as u64 | self.gone << 8
+    }
+
+    /// `None`: there are none, or more than there can be.
+    pub(super) fn decode(data: u64) -> Option<Load> {
+        let (count, gone) = ((data & 0xff) as usize, data >> 8);
+        let possible = (1..=MOST_TOGETHER).contains(&count) && gone < 1 << count;
+        possible.then_some(Load { count, gone })
+    }
 }
 
 impl OfiContent<'_> {
@@ -143,6 +180,7 @@ impl OfiContent<'_> {
             OfiContent::Eager { covered: false, .. } => 14,
             OfiContent::Eager { covered: true, .. } => 15,
             OfiContent::Slots { .. } => 16,
+            OfiContent::Emptied { .. } => 17,
         }
     }
 }
@@ -224,6 +262,7 @@ fn put_content(content: &OfiContent<'_>, out: &mut Vec<u8>) {
             put(name);
         }
         OfiContent::Taken { number } => put(&number.to_le_bytes()),
+        OfiContent::Emptied { slot } => put(&[slot, 0]),
         OfiContent::Eager { number, len, slot, bytes, .. } => {
             put(&number.to_le_bytes());
             put(&len.to_le_bytes());
@@ -429,6 +468,10 @@ fn parse_content(kind: u8, content: &[u8]) -> Option<OfiContent<'_>> {
             let (tag, [count, _]) = (fields.u64()?, fields.take()?);
             OfiContent::Slots { tag, count, name: fields.0 }
         }
+        17 => {
+            let [slot, _] = fields.take()?;
+            fields.end().map(|()| OfiContent::Emptied { slot })?
+        }
         _ => return None,
     })
 }
@@ -567,6 +610,7 @@ mod tests {
             OfiContent::Eager { number: 9, len: 1 << 16, covered: false, slot: 3, bytes: b"" },
             OfiContent::Eager { number: 1 << 60, len: 0, covered: true, slot: 255, bytes: b"the last" },
             OfiContent::Slots { tag: 1 << 47, count: 4, name: b"name" },
+            OfiContent::Emptied { slot: 200 },
         ];
         for content in contents {
             let bytes = encoded(&content);
@@ -674,7 +718,14 @@ mod tests {
 
     #[test]
     fn lengths_that_do_not_fit_are_refused() {
-        for content in [OfiContent::SourceGone, OfiContent::Credit, OfiContent::Bye, OfiContent::Taken { number: 1 }] {
+        let of_fixed_length = [
+            OfiContent::SourceGone,
+            OfiContent::Credit,
+            OfiContent::Bye,
+            OfiContent::Taken { number: 1 },
+            OfiContent::Emptied { slot: 1 },
+        ];
+        for content in of_fixed_length {
             let mut bytes = encoded(&content);
             bytes.push(0);
             assert!(decode(&bytes).is_err(), "{content:?} with a byte too many");
@@ -683,7 +734,7 @@ mod tests {
             let bytes = encoded(&content);
             assert!(decode(&bytes[..bytes.len() - 1]).is_err(), "{content:?} with a byte too few");
         }
-        assert!(decode(&[17; 64]).is_err());
+        assert!(decode(&[18; 64]).is_err());
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::Ofi;
-use super::super::limits::{EAGER, MESSAGE, SLOTS};
+use super::super::limits::{EAGER, MESSAGE, SLOT, SLOTS};
 use super::super::station::Station;
 use super::super::sys::{EndpointName, Label, PeerAddress, Posted};
-use super::super::wire::{self, OfiContent, OfiHeader};
+use super::super::wire::{self, Load, MOST_TOGETHER, OfiContent, OfiHeader};
 use super::{BOUND, Raw, parts, provider, station};
 use crate::Address;
 use crate::address::OfiProvider;
@@ -88,6 +88,9 @@ enum Heard {
     Ready(u64, u64),
     Slots(u64, u8),
     Taken(u64),
+    Emptied(u8),
+    Eager(u64, u32, u8),
+    Announced(u64),
     Bye,
     Other,
 }
@@ -165,6 +168,12 @@ impl Driven {
                     Heard::Slots(tag, count)
                 }
                 OfiContent::Taken { number } => Heard::Taken(number),
+                OfiContent::Emptied { slot } => Heard::Emptied(slot),
+                OfiContent::Eager { number, len, slot, .. } => Heard::Eager(number, len, slot),
+                OfiContent::Announce { number, name, .. } => {
+                    self.to.get_or_insert_with(|| self.bulk.av.insert(&EndpointName::from_bytes(name).unwrap()).unwrap());
+                    Heard::Announced(number)
+                }
                 OfiContent::Bye => Heard::Bye,
                 _ => Heard::Other,
             }));
@@ -202,6 +211,18 @@ impl Driven {
         while let Some(bytes) = waiting.take() {
             assert!(begin.elapsed() < BOUND, "the provider takes nothing");
             if let Posted::Busy(bytes) = self.bulk.endpoint.send(to, bytes, tag, Label::Message).unwrap() {
+                waiting = Some(bytes);
+            }
+            self.poll();
+        }
+    }
+
+    /// Sends what goes to a slot, with `load` beside it.
+    fn send_to_slot(&mut self, tag: u64, load: u64, bytes: Vec<u8>) {
+        let (begin, to, mut waiting) = (Instant::now(), self.to.unwrap(), Some(bytes));
+        while let Some(bytes) = waiting.take() {
+            assert!(begin.elapsed() < BOUND, "the provider takes nothing");
+            if let Posted::Busy(bytes) = self.bulk.endpoint.send_with_data(to, bytes, tag, load, Label::Message).unwrap() {
                 waiting = Some(bytes);
             }
             self.poll();
@@ -262,6 +283,10 @@ fn parts_are_handled_in_their_order() {
     driven.finish();
 }
 
+fn one() -> u64 {
+    Load::of(1).encode()
+}
+
 #[test]
 fn payloads_come_at_once_before_or_after_their_announcement() {
     let Some(mut driven) = Driven::new() else { return };
@@ -273,34 +298,155 @@ fn payloads_come_at_once_before_or_after_their_announcement() {
         if turn % 2 == 0 {
             driven.say(&[eager(number, len, slot, &bytes)]);
             driven.poll();
-            driven.send_payload(first + u64::from(slot), vec![value; len as usize]);
+            driven.send_to_slot(first + u64::from(slot), one(), vec![value; len as usize]);
         } else {
-            driven.send_payload(first + u64::from(slot), vec![value; len as usize]);
+            driven.send_to_slot(first + u64::from(slot), one(), vec![value; len as usize]);
             (0..20).for_each(|_| _ = driven.poll());
             driven.say(&[eager(number, len, slot, &bytes)]);
         }
-        driven.poll_until("the payload", |driven| driven.heard.contains(&Heard::Taken(number)));
+        driven.poll_until("the payload", |driven| driven.heard.contains(&Heard::Emptied(slot)));
+        driven.heard.clear();
         assert!(driven.bytes_at_target(len as usize) == vec![value; len as usize], "payload {number}");
     }
+    let before = driven.sink.done.len();
+    assert!(driven.sink.done.iter().all(|status| *status == PayloadStatus::Whole));
     // One whose memory is gone at its source, and two that are discarded.
     driven.say(&[eager(100, 500, 0, &frame(500))]);
-    driven.send_payload(first, Vec::new());
-    driven.poll_until("an empty payload", |driven| driven.heard.contains(&Heard::Taken(100)));
+    let mut none = Load::of(1);
+    none.leave_out(0);
+    driven.send_to_slot(first, none.encode(), Vec::new());
+    driven.poll_until("a payload that is left out", |driven| driven.heard.contains(&Heard::Emptied(0)));
     driven.sink.target.as_ref().unwrap().close();
     driven.say(&[eager(101, 500, 1, &frame(500))]);
-    driven.send_payload(first + 1, vec![1; 500]);
-    driven.poll_until("a payload without a place", |driven| driven.heard.contains(&Heard::Taken(101)));
+    driven.send_to_slot(first + 1, one(), vec![1; 500]);
+    driven.poll_until("a payload without a place", |driven| driven.heard.contains(&Heard::Emptied(1)));
     driven.sink.target = None;
     driven.say(&[eager(102, 500, 2, &frame(500))]);
-    driven.send_payload(first + 2, vec![1; 500]);
-    driven.poll_until("a payload that is not wanted", |driven| driven.heard.contains(&Heard::Taken(102)));
-    let [.., source_gone, target_gone, unwanted] = driven.sink.done[..] else { panic!("{:?}", driven.sink.done) };
-    assert_eq!(
-        (source_gone, target_gone, unwanted),
-        (PayloadStatus::SourceGone, PayloadStatus::TargetGone, PayloadStatus::Whole)
-    );
-    assert!(driven.sink.done[..13].iter().all(|status| *status == PayloadStatus::Whole));
+    driven.send_to_slot(first + 2, one(), vec![1; 500]);
+    driven.poll_until("a payload that is not wanted", |driven| driven.heard.contains(&Heard::Emptied(2)));
+    let expected = [PayloadStatus::SourceGone, PayloadStatus::TargetGone, PayloadStatus::Whole];
+    assert_eq!(driven.sink.done[before..], expected);
     driven.finish();
+}
+
+/// Several payloads in one slot, some of them left out, whose announcements come before, after, or around them.
+#[test]
+fn payloads_that_come_together_go_to_their_places() {
+    let Some(mut driven) = Driven::new() else { return };
+    let first = driven.open_slots();
+    let lens: [u32; 4] = [9000, 20_000, EAGER as u32, 10_001];
+    let values = [3, 4, 5, 6];
+    for (turn, left_out) in [None, Some(0), Some(1), Some(3), None].into_iter().enumerate() {
+        for announced_before in 0..=lens.len() {
+            let before = driven.sink.done.len();
+            let numbers: Vec<u64> = (0..4).map(|index| 1000 + 100 * turn as u64 + 10 * announced_before as u64 + index).collect();
+            let frames = lens.map(frame);
+            let announcements: Vec<OfiContent<'_>> =
+                (0..4).map(|index| eager(numbers[index], lens[index], 0, &frames[index])).collect();
+            let (early, late) = announcements.split_at(announced_before);
+            // The places are those of one memory, so a later payload is seen where it is shorter than one before.
+            let mut load = Load::of(4);
+            let mut bytes = Vec::new();
+            for index in 0..4 {
+                match left_out == Some(index) {
+                    true => load.leave_out(index),
+                    false => bytes.extend(vec![values[index]; lens[index] as usize]),
+                }
+            }
+            assert!(bytes.len() <= SLOT);
+            if !early.is_empty() {
+                driven.say(early);
+            }
+            driven.send_to_slot(first, load.encode(), bytes);
+            (0..20).for_each(|_| _ = driven.poll());
+            if !late.is_empty() {
+                assert_eq!(driven.sink.done.len(), before, "payloads are reported before all are announced");
+                driven.say(late);
+            }
+            driven.poll_until("the payloads", |driven| driven.heard.contains(&Heard::Emptied(0)));
+            driven.heard.clear();
+            let expected =
+                [0, 1, 2, 3].map(|index| if left_out == Some(index) { PayloadStatus::SourceGone } else { PayloadStatus::Whole });
+            assert_eq!(driven.sink.done[before..], expected);
+            let at_target = driven.bytes_at_target(EAGER);
+            let mut image = vec![0; EAGER];
+            for index in (0..4).filter(|index| left_out != Some(*index)) {
+                image[..lens[index] as usize].fill(values[index]);
+            }
+            // What an earlier turn has left behind the longest payload of this one.
+            let longest = (0..4).filter(|index| left_out != Some(*index)).map(|index| lens[index] as usize).max().unwrap();
+            assert!(at_target[..longest] == image[..longest], "without {left_out:?}, {announced_before} announced before");
+        }
+    }
+    driven.finish();
+}
+
+/// What the victim sends while it is driven leaves together, and what is gone by then is left out.
+#[test]
+fn payloads_that_are_sent_in_one_pass_leave_together() {
+    const COUNT: usize = 4;
+    const LEN: usize = 30_000;
+    let Some(mut driven) = Driven::new() else { return };
+    driven.poll_until("the link", |driven| driven.sink.link.is_some());
+    let link = driven.sink.link.clone().unwrap();
+    let send = |region: &Arc<Region>| match link.send(frame(LEN as u32), Some(Slice::whole(region))) {
+        Sent::All(_) | Sent::Lent(_) => {}
+        Sent::Later | Sent::Failed(_) => panic!("it is not sent"),
+    };
+    let memory: [_; 1 + 3 * COUNT] = std::array::from_fn(|index| Region::from_vec(vec![index as u8 + 1; LEN]));
+    // The first one is announced alone: the peer answers with slots.
+    send(&memory[0]);
+    driven.poll_until("an announcement", |driven| driven.heard.iter().any(|part| matches!(part, Heard::Announced(_))));
+    let tags = 1 << 47;
+    for slot in 0..SLOTS as u64 {
+        let label = Label::Slot { link: 0, slot: slot as u8 };
+        assert!(matches!(driven.bulk.endpoint.receive(vec![0; SLOT], tags + slot, label).unwrap(), Posted::Begun));
+    }
+    let name = driven.bulk.endpoint.name().bytes().to_vec();
+    driven.say(&[OfiContent::Slots { tag: tags, count: SLOTS as u8, name: &name }]);
+    driven.say(&[OfiContent::Bytes(&[9])]);
+    driven.poll_until("the slots are known", |driven| driven.heard.contains(&Heard::Byte(9)));
+    driven.heard.clear();
+    // While the first one is under way, others wait for the end of the pass; two of these are gone by then.
+    memory[1..].iter().for_each(send);
+    memory[1 + 2].close();
+    memory[1 + COUNT].close();
+    let mut filled = Vec::new();
+    let begin = Instant::now();
+    while filled.len() < 3 {
+        assert!(begin.elapsed() < BOUND, "{:?}", driven.heard);
+        driven.poll();
+        for done in driven.bulk.take_completions().unwrap() {
+            let (Label::Slot { slot, .. }, Some(buffer), Ok(len)) = (done.label, done.buffer, done.result) else { continue };
+            filled.push((slot, Load::decode(done.data).unwrap(), buffer[..len].to_vec()));
+        }
+    }
+    let announced: Vec<Heard> = std::mem::take(&mut driven.heard);
+    let expected: Vec<Heard> =
+        (0..3 * COUNT).map(|index| Heard::Eager(index as u64 + 1, LEN as u32, (index / COUNT) as u8)).collect();
+    assert_eq!(announced, expected);
+    for (slot, load, bytes) in filled {
+        assert_eq!(load.count, COUNT);
+        let indices = (0..COUNT).map(|index| usize::from(slot) * COUNT + index);
+        let gone: Vec<usize> = indices.clone().enumerate().filter(|(at, _)| !load.has(*at)).map(|(_, index)| index).collect();
+        let expected: &[usize] = match slot {
+            0 => &[2],
+            1 => &[COUNT],
+            _ => &[],
+        };
+        assert_eq!(gone, expected);
+        let image: Vec<u8> = indices.filter(|index| !gone.contains(index)).flat_map(|index| vec![index as u8 + 2; LEN]).collect();
+        assert!(bytes == image, "slot {slot}");
+    }
+    // No loan is left of those that were sent, nor of those that could not be.
+    memory.iter().for_each(|region| _ = region.close());
+    assert_eq!(driven.sink.closed, None);
+    // Each slot takes others once it is emptied.
+    driven.say(&[0, 1, 2].map(|slot| OfiContent::Emptied { slot }));
+    driven.say(&[OfiContent::Emptied { slot: 2 }]);
+    driven.poll_until("a slot that is emptied twice", |driven| driven.sink.closed.is_some());
+    let closed = driven.sink.closed.take().unwrap();
+    assert!(closed.contains("payloads that it was not sent"), "{closed}");
 }
 
 #[test]
@@ -310,11 +456,12 @@ fn arrivals_are_reported_together() {
     let before = driven.sequence;
     for slot in 0..SLOTS as u8 {
         driven.say(&[eager(u64::from(slot) + 1, 100, slot, &frame(100))]);
-        driven.send_payload(first + u64::from(slot), vec![slot; 100]);
+        driven.send_to_slot(first + u64::from(slot), one(), vec![slot; 100]);
     }
     driven.poll_until("reports", |driven| driven.heard.len() == SLOTS);
     assert_eq!(driven.sequence - before, SLOTS as u32);
-    assert_eq!(driven.heard, [1, 2, 3, 4].map(Heard::Taken));
+    let expected: Vec<Heard> = (0..SLOTS as u8).map(Heard::Emptied).collect();
+    assert_eq!(driven.heard, expected);
     driven.finish();
 }
 
@@ -343,10 +490,30 @@ fn malformed_parts_end_the_link() {
 #[test]
 fn payloads_that_break_the_rules_end_the_link() {
     type Case = fn(&mut Driven, u64);
-    let cases: [(&str, Case); 8] = [
+    let cases: [(&str, Case); 13] = [
         ("a slot that is not there", |driven, _| driven.say(&[eager(1, 100, SLOTS as u8, &frame(100))])),
-        ("a slot that is in use", |driven, _| {
+        ("more payloads than a slot takes", |driven, _| {
+            (0..=MOST_TOGETHER as u64).for_each(|number| driven.say(&[eager(number + 1, 100, 0, &frame(100))]));
+        }),
+        ("fewer payloads than announced", |driven, first| {
             driven.say(&[eager(1, 100, 0, &frame(100)), eager(2, 100, 0, &frame(100))]);
+            driven.send_to_slot(first, one(), vec![1; 100]);
+        }),
+        ("no payloads", |driven, first| {
+            driven.say(&[eager(1, 100, 0, &frame(100))]);
+            driven.send_to_slot(first, 0, vec![1; 100]);
+        }),
+        ("payloads that are left out, and more of them than there are", |driven, first| {
+            driven.say(&[eager(1, 100, 0, &frame(100))]);
+            driven.send_to_slot(first, one() | 2 << 8, vec![1; 100]);
+        }),
+        ("nothing beside the payload", |driven, first| {
+            driven.say(&[eager(1, 100, 0, &frame(100))]);
+            driven.send_payload(first, vec![1; 100]);
+        }),
+        ("a payload that is left out, and is there", |driven, first| {
+            driven.say(&[eager(1, 100, 0, &frame(100))]);
+            driven.send_to_slot(first, one() | 1 << 8, vec![1; 100]);
         }),
         ("a number that is in use", |driven, _| {
             driven.say(&[eager(1, 100, 0, &frame(100)), eager(1, 100, 1, &frame(100))]);
@@ -359,11 +526,11 @@ fn payloads_that_break_the_rules_end_the_link() {
         }),
         ("a payload that is shorter than announced", |driven, first| {
             driven.say(&[eager(1, 100, 0, &frame(100))]);
-            driven.send_payload(first, vec![1; 99]);
+            driven.send_to_slot(first, one(), vec![1; 99]);
         }),
         ("a payload that is longer than the receive", |driven, first| {
             driven.say(&[eager(1, 100, 0, &frame(100))]);
-            driven.send_payload(first, vec![1; EAGER + 100]);
+            driven.send_to_slot(first, one(), vec![1; SLOT + 100]);
         }),
     ];
     for (what, case) in cases {

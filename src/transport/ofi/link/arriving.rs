@@ -40,6 +40,13 @@ pub(super) struct ArrivingPayload {
     pub state: PayloadState,
 }
 
+impl ArrivingPayload {
+    /// It is announced, and comes to this slot.
+    pub(super) fn comes_to(&self, slot: u8) -> bool {
+        matches!(self.state, PayloadState::Coming { slot: its, .. } if its == slot)
+    }
+}
+
 pub(super) enum PayloadState {
     /// It comes to a slot. `None`: its bytes are discarded.
     Coming {
@@ -61,13 +68,21 @@ pub(super) enum PayloadState {
     Done(PayloadStatus),
 }
 
-/// A receive for a payload that comes at once.
+/// A receive for payloads that come at once.
 pub(super) enum Slot {
     Posted,
-    /// A payload has come, which may not be announced yet.
-    Filled(Result<usize, CompletionError>, Vec<u8>),
-    /// The payload of this number has arrived, and the provider had no room for the next receive.
-    Unposted(u64, Vec<u8>),
+    /// Payloads have come, which may not all be announced yet.
+    Filled(SlotContent),
+    /// They have arrived, and the provider had no room for the next receive.
+    Unposted(Vec<u8>),
+}
+
+/// What has come to a slot.
+pub(in super::super) struct SlotContent {
+    pub result: Result<usize, CompletionError>,
+    pub buffer: Vec<u8>,
+    /// What went beside it: an encoded `Load`.
+    pub load: u64,
 }
 
 /// The slots of a link: see `eager.rs`.
@@ -347,6 +362,14 @@ impl OfiLink {
     }
 }
 
+/// The length of what a receive for payloads has got.
+pub(super) fn received(result: Result<usize, CompletionError>) -> io::Result<usize> {
+    result.map_err(|error| match error.is_truncated() {
+        true => broken("a payload that is longer than announced"),
+        false => error.into(),
+    })
+}
+
 /// How a payload has arrived.
 pub(super) fn arrived(
     memory: Option<&Slice>,
@@ -355,11 +378,7 @@ pub(super) fn arrived(
     result: Result<usize, CompletionError>,
     buffer: Option<&[u8]>,
 ) -> io::Result<PayloadStatus> {
-    let len = match result {
-        Ok(len) => len,
-        Err(error) if error.is_truncated() => return Err(broken("a payload that is longer than announced")),
-        Err(error) => return Err(error.into()),
-    };
+    let len = received(result)?;
     if len == 0 {
         return Ok(PayloadStatus::SourceGone);
     }

@@ -1,25 +1,26 @@
 //! Payloads that come at once: to receives with buffers of the link's own, which stay posted. Each is copied from there, which takes
-//! less time than agreeing on a place for it.
+//! less time than agreeing on a place for it. Several that leave at the same time come together.
 
 use std::io;
 use std::time::Instant;
 
 use super::super::bulk::CHECKSUM;
-use super::super::limits::{EAGER, RETRY, SLOTS, STALL};
-use super::super::sys::{CompletionError, Label};
-use super::super::wire::OfiContent;
+use super::super::limits::{EAGER, RETRY, SLOT, SLOTS, STALL};
+use super::super::sys::Label;
+use super::super::wire::{Load, MOST_TOGETHER, OfiContent};
 use super::OfiLink;
-use super::arriving::{ArrivingPayload, OfiInbox, PayloadState, Slot, Slots, arrived, broken};
-use crate::transport::Sink;
+use super::arriving::{ArrivingPayload, OfiInbox, PayloadState, Slot, SlotContent, Slots, arrived, broken, received};
+use crate::transport::{PayloadStatus, Sink};
 
 impl OfiLink {
     /// Posts the receives, and tells the peer of them. Where the provider has no room there are fewer, or none.
     pub(super) fn open_slots(&self, inbox: &mut OfiInbox) -> io::Result<()> {
         let (bulk, first_tag) = (self.bulk()?, inbox.next_tags(SLOTS as u64));
         let mut count = 0;
-        while count < SLOTS {
+        while count < SLOTS && bulk.station.endpoint.takes_data() {
             let label = Label::Slot { link: self.number, slot: count as u8 };
-            if bulk.receive_copied(vec![0; EAGER + CHECKSUM], first_tag + count as u64, label)?.is_some() {
+            let buffer = vec![0; SLOT + MOST_TOGETHER * CHECKSUM];
+            if bulk.receive_copied(buffer, first_tag + count as u64, label)?.is_some() {
                 break;
             }
             count += 1;
@@ -42,9 +43,8 @@ impl OfiLink {
         sink: &mut dyn Sink,
     ) -> io::Result<()> {
         let target = inbox.announced_target(number, len, covered)?;
-        let is_used =
-            |payload: &ArrivingPayload| matches!(payload.state, PayloadState::Coming { slot: other, .. } if other == slot);
-        if usize::from(slot) >= inbox.slots.all.len() || len > EAGER || inbox.payloads.iter().any(is_used) {
+        let expected = inbox.payloads.iter().filter(|payload| payload.comes_to(slot)).count();
+        if usize::from(slot) >= inbox.slots.all.len() || len > EAGER || expected >= MOST_TOGETHER {
             return Err(broken("a payload to no receive"));
         }
         self.shared.begin_payload(&self.bulk()?);
@@ -56,21 +56,15 @@ impl OfiLink {
         Ok(())
     }
 
-    /// A payload has come to a slot, or its receive has failed.
-    pub(in super::super) fn slot_filled(
-        &self,
-        slot: u8,
-        result: Result<usize, CompletionError>,
-        buffer: Option<Vec<u8>>,
-        sink: &mut dyn Sink,
-    ) {
+    /// Payloads have come to a slot, or its receive has failed.
+    pub(in super::super) fn slot_filled(&self, slot: u8, content: SlotContent, sink: &mut dyn Sink) {
         if self.is_closed() {
             return;
         }
         self.hold();
         let mut inbox = self.inbox.lock();
-        let (Some(place), Some(buffer)) = (inbox.slots.all.get_mut(usize::from(slot)), buffer) else { return };
-        *place = Slot::Filled(result, buffer);
+        let Some(place) = inbox.slots.all.get_mut(usize::from(slot)) else { return };
+        *place = Slot::Filled(content);
         let settled = self.settle_slot(&mut inbox, slot, sink);
         drop(inbox);
         if let Err(error) = settled {
@@ -78,27 +72,40 @@ impl OfiLink {
         }
     }
 
-    /// Takes the payload out of a slot, if it has come, and is announced.
+    /// Takes the payloads out of a slot, once they have come, and all are announced.
     fn settle_slot(&self, inbox: &mut OfiInbox, slot: u8, sink: &mut dyn Sink) -> io::Result<()> {
         let OfiInbox { payloads, slots, .. } = &mut *inbox;
-        let comes =
-            |payload: &&mut ArrivingPayload| matches!(payload.state, PayloadState::Coming { slot: other, .. } if other == slot);
-        let (Some(payload), Some(place)) = (payloads.iter_mut().find(comes), slots.all.get_mut(usize::from(slot))) else {
+        let Some(place) = slots.all.get_mut(usize::from(slot)) else { return Ok(()) };
+        let Slot::Filled(SlotContent { result, buffer, load }) = place else { return Ok(()) };
+        let got = received(*result)?;
+        let load = Load::decode(*load).ok_or_else(|| broken("payloads without their number"))?;
+        let expected = payloads.iter().filter(|payload| payload.comes_to(slot)).count();
+        if expected > load.count {
+            return Err(broken("fewer payloads than announced"));
+        }
+        if expected < load.count {
             return Ok(());
-        };
-        let PayloadState::Coming { memory, len, covered, .. } = &payload.state else { return Ok(()) };
-        let (result, buffer) = match std::mem::replace(place, Slot::Posted) {
-            Slot::Filled(result, buffer) => (result, buffer),
-            other => {
-                *place = other;
-                return Ok(());
+        }
+        let mut rest = buffer.get(..got).unwrap_or_default();
+        for (index, payload) in payloads.iter_mut().filter(|payload| payload.comes_to(slot)).enumerate() {
+            let PayloadState::Coming { memory, len, covered, .. } = &payload.state else { continue };
+            let mut status = PayloadStatus::SourceGone;
+            if load.has(index) {
+                let size = len + if *covered { CHECKSUM } else { 0 };
+                let (bytes, behind) =
+                    rest.split_at_checked(size).ok_or_else(|| broken("payloads of other lengths than announced"))?;
+                status = arrived(memory.as_ref(), *len, *covered, Ok(size), Some(bytes))?;
+                rest = behind;
             }
-        };
-        let status = arrived(memory.as_ref(), *len, *covered, result, Some(&buffer))?;
-        payload.state = PayloadState::Done(status);
-        *place = Slot::Unposted(payload.number, buffer);
+            payload.state = PayloadState::Done(status);
+        }
+        if !rest.is_empty() {
+            return Err(broken("payloads of other lengths than announced"));
+        }
+        *place = Slot::Unposted(std::mem::take(buffer));
         inbox.last_progress = Some(Instant::now());
-        self.bulk()?.end_payload();
+        let bulk = self.bulk()?;
+        (0..load.count).for_each(|_| bulk.end_payload());
         if self.post_slots(inbox)? {
             self.wants_timer(Instant::now() + RETRY);
         }
@@ -110,8 +117,8 @@ impl OfiLink {
     pub(super) fn post_slots(&self, inbox: &mut OfiInbox) -> io::Result<bool> {
         let Slots { first_tag, all } = &mut inbox.slots;
         for (index, place) in all.iter_mut().enumerate() {
-            let (number, buffer) = match std::mem::replace(place, Slot::Posted) {
-                Slot::Unposted(number, buffer) => (number, buffer),
+            let buffer = match std::mem::replace(place, Slot::Posted) {
+                Slot::Unposted(buffer) => buffer,
                 other => {
                     *place = other;
                     continue;
@@ -119,10 +126,10 @@ impl OfiLink {
             };
             let label = Label::Slot { link: self.number, slot: index as u8 };
             if let Some(buffer) = self.bulk()?.receive_copied(buffer, *first_tag + index as u64, label)? {
-                *place = Slot::Unposted(number, buffer);
+                *place = Slot::Unposted(buffer);
                 return Ok(true);
             }
-            self.send_control(&OfiContent::Taken { number })?;
+            self.send_control(&OfiContent::Emptied { slot: index as u8 })?;
         }
         Ok(false)
     }

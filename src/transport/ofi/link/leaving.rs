@@ -4,18 +4,22 @@ use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::time::Instant;
 
+use smallvec::SmallVec;
+
 use super::super::bulk::PayloadPosted;
 use super::super::limits::RETRY;
-use super::super::outbox::AnnouncedPayload;
+use super::super::outbox::Parcel;
 use super::super::sys::{CompletionError, Label};
+use super::super::wire::MOST_TOGETHER;
 use super::OfiLink;
 use super::arriving::broken;
+use crate::memory::Slice;
 use crate::transport::Sink;
 
 #[derive(Default)]
 pub(super) struct Leaving {
-    /// Payloads that the peer is ready for, with their tags, and that the provider had no room for, or no connection yet.
-    waiting: VecDeque<(AnnouncedPayload, u64)>,
+    /// What the peer is ready for, and the provider had no room for, or no connection yet.
+    waiting: VecDeque<Parcel>,
     /// The numbers of those that are on their way.
     sent: HashSet<u64>,
 }
@@ -25,7 +29,7 @@ impl OfiLink {
     pub(super) fn peer_is_ready(&self, number: u64, tag: u64, name: &[u8]) -> io::Result<()> {
         let payload = self.out.lock().take_announced(number)?;
         self.bulk()?.set_peer(name, self.remote)?;
-        self.leaving.lock().waiting.push_back((payload, tag));
+        self.leaving.lock().waiting.push_back(Parcel { payloads: vec![payload], tag, slot: None });
         if self.send_payloads()? {
             self.wants_timer(Instant::now() + RETRY);
         }
@@ -37,7 +41,7 @@ impl OfiLink {
         // One that is opened for this would be at the request of a stranger: only a peer that was announced a payload has slots.
         let Some(bulk) = self.opened_bulk() else { return Err(broken("receives for payloads, though none was announced to it")) };
         bulk.set_peer(name, self.remote)?;
-        self.out.lock().set_slots(tag, count)
+        self.out.lock().set_slots(tag, count, bulk.station.endpoint.most_segments())
     }
 
     /// Sends the payloads that were announced, and for which the peer is ready before.
@@ -57,16 +61,26 @@ impl OfiLink {
     fn send_payloads(&self) -> io::Result<bool> {
         let bulk = self.bulk()?;
         loop {
-            let Some((payload, tag)) = self.leaving.lock().waiting.pop_front() else { return Ok(false) };
-            let label = Label::Payload { link: self.number, number: payload.number };
-            // Another thread may handle its arrival before this one is back.
-            self.leaving.lock().sent.insert(payload.number);
-            match bulk.send(&payload.memory, tag, label, payload.covered)? {
+            let (parcel, number, covered) = {
+                let mut leaving = self.leaving.lock();
+                let Some(parcel) = leaving.waiting.pop_front() else { return Ok(false) };
+                let Some(first) = parcel.payloads.first() else { continue };
+                let (number, covered) = (first.number, first.covered);
+                // Another thread may handle its arrival before this one is back.
+                leaving.sent.extend(parcel.payloads.iter().map(|payload| payload.number));
+                (parcel, number, covered)
+            };
+            let posted = {
+                let memory: SmallVec<[&Slice; MOST_TOGETHER]> = parcel.payloads.iter().map(|payload| &payload.memory).collect();
+                let label = Label::Payload { link: self.number, number };
+                bulk.send(&memory, parcel.tag, label, covered, parcel.slot.is_some())?
+            };
+            match posted {
                 PayloadPosted::Begun | PayloadPosted::Gone => {}
                 PayloadPosted::Busy => {
                     let mut leaving = self.leaving.lock();
-                    leaving.sent.remove(&payload.number);
-                    leaving.waiting.push_front((payload, tag));
+                    parcel.payloads.iter().for_each(|payload| _ = leaving.sent.remove(&payload.number));
+                    leaving.waiting.push_front(parcel);
                     return Ok(true);
                 }
             }
@@ -95,9 +109,27 @@ impl OfiLink {
             let what = "it reports the arrival of a payload that it was not sent";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
-        self.out.lock().free_slot_of(number);
         self.bulk()?.end_payload();
         sink.returned(self.key);
+        Ok(())
+    }
+
+    /// The payloads of a slot have arrived.
+    pub(super) fn slot_is_emptied(&self, slot: u8, sink: &mut dyn Sink) -> io::Result<()> {
+        let numbers = self.out.lock().free_slot_of(slot);
+        let was_sent = {
+            let mut leaving = self.leaving.lock();
+            numbers.iter().all(|number| leaving.sent.remove(number))
+        };
+        if numbers.is_empty() || !was_sent {
+            let what = "it reports the arrival of payloads that it was not sent";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        let bulk = self.bulk()?;
+        for _ in numbers {
+            bulk.end_payload();
+            sink.returned(self.key);
+        }
         Ok(())
     }
 }

@@ -10,7 +10,8 @@ use super::domain::Domain;
 use super::fabric::{close, note};
 use super::operation::{Completion, CompletionError, Operations};
 use super::raw::{
-    CqAttr, CqEntry, CqErrEntry, FI_CQ_FORMAT_TAGGED, FI_EAVAIL, FI_GETWAIT, FI_WAIT_FD, FI_WAIT_NONE, Fid, FidCq, FidDomain,
+    CqAttr, CqEntry, CqErrEntry, FI_CQ_FORMAT_TAGGED, FI_EAVAIL, FI_GETWAIT, FI_REMOTE_CQ_DATA, FI_WAIT_FD, FI_WAIT_NONE, Fid,
+    FidCq, FidDomain,
 };
 use super::{check, failed};
 use crate::fork::CreatorProcess;
@@ -103,8 +104,9 @@ impl Cq {
         for entry in &room[..count] {
             // SAFETY: the call has written `count` entries.
             let entry = unsafe { entry.assume_init_ref() };
+            let data = if entry.flags & FI_REMOTE_CQ_DATA != 0 { entry.data } else { 0 };
             // SAFETY: each operation is posted with a context of its own, and completes once.
-            found.extend(unsafe { self.operations.complete(entry.op_context, Ok(entry.len)) });
+            found.extend(unsafe { self.operations.complete(entry.op_context, Ok(entry.len), data) });
         }
         // Asking an empty queue costs a system call.
         Ok(count == BATCH)
@@ -137,7 +139,7 @@ impl Cq {
             return Err(failed("fi_cq_readerr", -count as i32));
         }
         // SAFETY: as for `poll`.
-        found.extend(unsafe { self.operations.complete(entry.op_context, Err(CompletionError::new(entry.err))) });
+        found.extend(unsafe { self.operations.complete(entry.op_context, Err(CompletionError::new(entry.err)), 0) });
         Ok(true)
     }
 }

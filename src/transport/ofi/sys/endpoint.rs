@@ -15,8 +15,11 @@ use super::cq::Cq;
 use super::domain::Domain;
 use super::info::{EndpointName, MAX_NAME};
 use super::lending::{LoanHost, MemoryLoan};
-use super::operation::{Label, OperationMemory};
-use super::raw::{FI_ADDR_UNSPEC, FI_ENABLE, FI_RECV, FI_SEND, FiAddr, Fid, FidDomain, FidEp, RmaOps, TaggedOps};
+use super::operation::{Label, Loans, OperationMemory};
+use super::raw::{
+    FI_ADDR_UNSPEC, FI_COMPLETION, FI_ENABLE, FI_RECV, FI_REMOTE_CQ_DATA, FI_SEND, FiAddr, Fid, FidDomain, FidEp, RmaOps,
+    TaggedMessage, TaggedOps,
+};
 use super::{check, failed};
 use crate::fork::CreatorProcess;
 use crate::memory::{DeviceRegistration, IoVec, Slice};
@@ -172,20 +175,73 @@ impl Endpoint {
         }
     }
 
-    /// Sends users' memory, which is lent until the operation has completed.
+    /// As `send`, with `data` beside the message: see [`Endpoint::takes_data`].
+    pub fn send_with_data(
+        &self,
+        to: PeerAddress,
+        buffer: Vec<u8>,
+        tag: u64,
+        data: u64,
+        label: Label,
+    ) -> io::Result<Posted<Vec<u8>>> {
+        self.post_owned(buffer, label, true, |raw, (address, len), context| {
+            let pieces = [IoVec { iov_base: address.cast(), iov_len: len }];
+            // SAFETY: the buffer is the operation's own, and stays until it has completed.
+            unsafe { Endpoint::send_message(raw, &pieces, (to, tag), Some(data), context) }
+        })
+    }
+
+    /// Sends users' memory, one after the other, which is lent until the operation has completed. `data`: what goes beside it.
     pub fn send_lent(
         &self,
         to: PeerAddress,
-        memory: &Slice,
+        memory: &[&Slice],
         tag: u64,
+        data: Option<u64>,
         label: Label,
         host: Weak<dyn LoanHost>,
     ) -> io::Result<Posted<()>> {
         self.post_lent(memory, label, true, host, |raw, pieces, context| {
-            let function = Endpoint::tagged(raw).sendv;
             // SAFETY: the pieces are memory that is lent until the operation has completed, or the endpoint is closed.
-            unsafe { function(raw.as_ptr(), pieces.as_ptr(), ptr::null_mut(), pieces.len(), to.0, tag, context) }
+            unsafe { Endpoint::send_message(raw, pieces, (to, tag), data, context) }
         })
+    }
+
+    /// Sends pieces of memory, one after the other.
+    ///
+    /// # Safety
+    /// The endpoint must be open, and the pieces must stay until the operation has completed, or the endpoint is closed.
+    unsafe fn send_message(
+        raw: NonNull<FidEp>,
+        pieces: &[IoVec],
+        (to, tag): (PeerAddress, u64),
+        data: Option<u64>,
+        context: *mut c_void,
+    ) -> isize {
+        let message = TaggedMessage {
+            msg_iov: pieces.as_ptr(),
+            desc: ptr::null_mut(),
+            iov_count: pieces.len(),
+            addr: to.0,
+            tag,
+            ignore: 0,
+            context,
+            data: data.unwrap_or_default(),
+        };
+        let flags = FI_COMPLETION | if data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+        let function = Endpoint::tagged(raw).sendmsg;
+        // SAFETY: the provider copies the structure before it returns; the pieces stay, as the caller promises.
+        unsafe { function(raw.as_ptr(), &raw const message, flags) }
+    }
+
+    /// Whether a message can have 4 bytes beside it.
+    pub fn takes_data(&self) -> bool {
+        self.domain.info.cq_data >= 4
+    }
+
+    /// Most segments of memory that one operation takes.
+    pub fn most_segments(&self) -> usize {
+        self.segments
     }
 
     /// Posts a receive into users' memory, which is lent until the operation has completed.
@@ -197,7 +253,7 @@ impl Endpoint {
         label: Label,
         host: Weak<dyn LoanHost>,
     ) -> io::Result<Posted<()>> {
-        self.post_lent(memory, label, false, host, |raw, pieces, context| {
+        self.post_lent(&[memory], label, false, host, |raw, pieces, context| {
             let function = Endpoint::tagged(raw).recvv;
             // SAFETY: the pieces are memory that is lent until the operation has completed, or the endpoint is closed; where it
             // is received into, it may be written.
@@ -246,7 +302,7 @@ impl Endpoint {
         host: Weak<dyn LoanHost>,
     ) -> io::Result<Posted<()>> {
         let RemotePlace { address: to, key } = remote;
-        self.post_lent(memory, label, !pull, host, |raw, pieces, context| {
+        self.post_lent(&[memory], label, !pull, host, |raw, pieces, context| {
             let (first, count) = (pieces.as_ptr(), pieces.len());
             if pull {
                 let function = Endpoint::rma(raw).readv;
@@ -313,7 +369,7 @@ impl Endpoint {
 
     fn post_lent(
         &self,
-        memory: &Slice,
+        memory: &[&Slice],
         label: Label,
         is_send: bool,
         host: Weak<dyn LoanHost>,
@@ -321,28 +377,40 @@ impl Endpoint {
     ) -> io::Result<Posted<()>> {
         let slot = self.raw.read();
         let Some(raw) = *slot else { return Err(closed()) };
-        // While this is held the memory can't be reclaimed; a thread that reclaims it later finds the loan.
-        let Some(access) = memory.read_access() else { return Ok(Posted::Gone) };
         let mut pieces = SmallVec::<[IoVec; 8]>::new();
-        if access.pieces(0, self.segments, &mut pieces) < memory.len {
-            return Ok(Posted::Fragmented);
+        let mut loans = Loans::new();
+        for slice in memory {
+            // One access at a time, since another thread may close the gate of the next memory, and wait for the first. From then
+            // on the loan keeps the memory.
+            let refused = match slice.read_access() {
+                None => Some(Posted::Gone),
+                Some(access) if access.pieces(0, self.segments, &mut pieces) < slice.len => Some(Posted::Fragmented),
+                Some(access) => {
+                    let loan = MemoryLoan::new(slice, host.clone());
+                    access.lend(loan.clone());
+                    loans.push(loan);
+                    None
+                }
+            };
+            if let Some(refused) = refused {
+                loans.iter().for_each(MemoryLoan::end);
+                return Ok(refused);
+            }
         }
-        let loan = MemoryLoan::new(memory, host);
-        access.lend(loan.clone());
         {
             let mut lent = self.lent.lock();
             lent.retain(|other| other.upgrade().is_some_and(|other| !other.has_ended()));
-            // The operation keeps it, until it has completed, or the queue is freed after the endpoint is closed.
-            lent.push(Arc::downgrade(&loan));
+            // The operation keeps them, until it has completed, or the queue is freed after the endpoint is closed.
+            lent.extend(loans.iter().map(Arc::downgrade));
         }
-        let operation = self.cq.operations.begin(label, is_send, OperationMemory::Lent(loan));
+        let operation = self.cq.operations.begin(label, is_send, OperationMemory::Lent(loans));
         let returned = post(raw, &pieces, operation.as_ptr().cast());
         if returned == 0 {
             return Ok(Posted::Begun);
         }
         // SAFETY: the provider has refused it.
-        if let Some(OperationMemory::Lent(loan)) = unsafe { self.cq.operations.take_back(operation) } {
-            loan.end();
+        if let Some(OperationMemory::Lent(loans)) = unsafe { self.cq.operations.take_back(operation) } {
+            loans.iter().for_each(MemoryLoan::end);
         }
         if returned == -(libc::EAGAIN as isize) {
             return Ok(Posted::Busy(()));

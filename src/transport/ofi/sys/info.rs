@@ -38,6 +38,8 @@ pub(in super::super) struct Info {
     /// How memory is registered (`FI_MR_…`), and the length of its keys, in bytes.
     pub(super) mr_mode: i32,
     pub(super) mr_key_size: usize,
+    /// Bytes that may go beside a message, and come with the completion of its receive.
+    pub(super) cq_data: usize,
     /// Names of endpoints are bytes that only the provider understands, not socket addresses.
     pub opaque_names: bool,
 }
@@ -139,6 +141,7 @@ impl Info {
             mr_key_size: domain.mr_key_size,
             inject: sending.inject_size,
             segments: sending.iov_limit.min(receiving.iov_limit),
+            cq_data: domain.cq_data_size,
             opaque_names: ![FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6].contains(&entry.addr_format),
         })
     }

@@ -6,6 +6,8 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::lending::MemoryLoan;
 use super::raw::{FI_ETRUNC, ProviderContext};
 use super::text_of;
@@ -26,10 +28,13 @@ pub(in super::super) enum Label {
     Rma { link: u64, number: u64 },
 }
 
+/// The loans of one operation.
+pub(super) type Loans = SmallVec<[Arc<MemoryLoan>; 4]>;
+
 /// The memory of an operation.
 pub(super) enum OperationMemory {
     Owned(Vec<u8>),
-    Lent(Arc<MemoryLoan>),
+    Lent(Loans),
 }
 
 /// An operation.
@@ -87,7 +92,7 @@ impl Operations {
     ///
     /// # Safety
     /// The context must be null, or that of an operation that has completed, and be passed once.
-    pub unsafe fn complete(&self, context: *mut c_void, result: Result<usize, CompletionError>) -> Option<Completion> {
+    pub unsafe fn complete(&self, context: *mut c_void, result: Result<usize, CompletionError>, data: u64) -> Option<Completion> {
         let operation = NonNull::new(context.cast::<PostedOperation>())?;
         // SAFETY: the context is the address of an operation that `begin` has made, and that no provider has any more.
         let &PostedOperation { label, is_send, .. } = unsafe { operation.as_ref() };
@@ -95,13 +100,13 @@ impl Operations {
         let memory = unsafe { self.take_back(operation) };
         let buffer = match memory {
             Some(OperationMemory::Owned(buffer)) => Some(buffer),
-            Some(OperationMemory::Lent(loan)) => {
-                loan.end();
+            Some(OperationMemory::Lent(loans)) => {
+                loans.iter().for_each(MemoryLoan::end);
                 None
             }
             None => None,
         };
-        Some(Completion { label, is_send, buffer, result })
+        Some(Completion { label, is_send, buffer, result, data })
     }
 }
 
@@ -122,6 +127,8 @@ pub(in super::super) struct Completion {
     pub buffer: Option<Vec<u8>>,
     /// The length of what was received.
     pub result: Result<usize, CompletionError>,
+    /// What the sender had go beside it; 0 for none.
+    pub data: u64,
 }
 
 /// Why an operation has failed.

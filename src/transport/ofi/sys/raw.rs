@@ -28,6 +28,8 @@ constants! {
     FI_SEND: u64 = 1 << 11,
     FI_REMOTE_READ: u64 = 1 << 12,
     FI_REMOTE_WRITE: u64 = 1 << 13,
+    FI_REMOTE_CQ_DATA: u64 = 1 << 17,
+    FI_COMPLETION: u64 = 1 << 24,
     FI_DELIVERY_COMPLETE: u64 = 1 << 28,
     FI_NUMERICHOST: u64 = 1 << 55,
     FI_SOURCE: u64 = 1 << 57,
@@ -135,6 +137,7 @@ structures! {
         av_type: c_int,
         mr_mode: c_int,
         mr_key_size: usize,
+        cq_data_size: usize,
     }
     struct FabricAttr = "fi_fabric_attr" {
         fabric: *mut c_void,
@@ -278,6 +281,16 @@ structures! {
             *mut FidEp, *const libc::iovec, *mut *mut c_void, usize, FiAddr, u64, u64, *mut c_void,
         ) -> isize,
     }
+    struct TaggedMessage = "fi_msg_tagged" {
+        msg_iov: *const libc::iovec,
+        desc: *mut *mut c_void,
+        iov_count: usize,
+        addr: FiAddr,
+        tag: u64,
+        ignore: u64,
+        context: *mut c_void,
+        data: u64,
+    }
     struct TaggedOps = "fi_ops_tagged" {
         size: usize,
         recv: unsafe extern "C" fn(*mut FidEp, *mut c_void, usize, *mut c_void, FiAddr, u64, u64, *mut c_void) -> isize,
@@ -289,7 +302,7 @@ structures! {
         sendv: unsafe extern "C" fn(
             *mut FidEp, *const libc::iovec, *mut *mut c_void, usize, FiAddr, u64, *mut c_void,
         ) -> isize,
-        sendmsg: Unused,
+        sendmsg: unsafe extern "C" fn(*mut FidEp, *const TaggedMessage, u64) -> isize,
         inject: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, FiAddr, u64) -> isize,
     }
 }
