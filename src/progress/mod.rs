@@ -195,7 +195,7 @@ pub(crate) struct Core {
     polls: polls::Polls,
     /// The protocol has frames to send that a thread has left for the driver. Changes under the protocol's lock only.
     unsent: AtomicBool,
-    /// What is unsent, if anything is, are calls that may wait for more. Changes under the protocol's lock only.
+    /// What is unsent, if anything is, are calls and pulls that may wait for more. Changes under the protocol's lock only.
     unsent_may_wait: AtomicBool,
     /// When the sleeping driver wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,

@@ -211,7 +211,7 @@ impl Core {
         self.check_alarm();
     }
 
-    /// Leaves the protocol's frames for the driver to send; `may_wait`: they are of calls that may wait for more. Called under the
+    /// Leaves the protocol's frames for the driver to send; `may_wait`: they are of calls and pulls that may wait for more. Called under the
     /// protocol's lock.
     fn leave_unsent(&self, may_wait: bool) {
         let more = self.unsent.load(Ordering::Relaxed);

@@ -92,7 +92,7 @@ pub(super) struct PeerLink<E: Env> {
     pub checksums: bool,
     /// Frames that wait to be sent.
     control: Vec<u8>,
-    /// How many calls are among them.
+    /// How many calls and transfers are among them.
     waiting_calls: usize,
     spare: Vec<u8>,
     /// What carries it, once it is there.

@@ -517,8 +517,8 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Whether the call that was made last may wait, to be sent together with more: its link has many calls in progress, so the
-    /// peer has work meanwhile, and few wait to be sent.
+    /// Whether the call or pull that was started last may wait, to be sent together with more: its link has several in progress, so
+    /// the peer has work meanwhile, and few wait to be sent.
     pub(crate) fn may_send_later(&mut self) -> bool {
         std::mem::take(&mut self.may_send_later)
     }

@@ -27,8 +27,8 @@ pub(super) struct OutStream<M> {
 pub(super) struct Streams<M> {
     streams: SlotMap<StreamId, OutStream<M>>,
     numbers: HashMap<(Stream, u64), StreamId, SeededHash>,
-    /// The order of the turns. The entry of a stream that has ended is removed when it comes first, or when there are too many
-    /// of these.
+    /// The order of the turns: the first is of a stream. Entries of streams that have ended are removed when they come first, or when
+    /// there are too many of these.
     turns: VecDeque<StreamId>,
     /// How many of the streams are pulls of the peer.
     pub pulls: usize,
@@ -81,6 +81,7 @@ impl<M: Memory> Streams<M> {
             } else {
                 self.remove(id);
             }
+            self.sweep_turns();
             return Some(chunk);
         }
         None
@@ -88,11 +89,7 @@ impl<M: Memory> Streams<M> {
 
     /// How much is left of the stream whose turn it is.
     pub(super) fn next_len(&self) -> Option<usize> {
-        // Most links have no streams.
-        if self.streams.is_empty() {
-            return None;
-        }
-        let next = self.turns.iter().find_map(|id| self.streams.get(*id));
+        let next = self.streams.get(*self.turns.front()?);
         next.map(|stream| stream.memory.len() - stream.sent)
     }
 
@@ -134,6 +131,9 @@ impl<M: Memory> Streams<M> {
         let Streams { streams, turns, .. } = self;
         if turns.len() > FEW + 2 * streams.len() {
             turns.retain(|id| streams.contains_key(*id));
+        }
+        while turns.front().is_some_and(|id| !streams.contains_key(*id)) {
+            turns.pop_front();
         }
     }
 

@@ -30,8 +30,10 @@ const _: () = assert!(2 * (RECEIVES + REPLIES) as u64 + NOTED_EVERY <= MOST_KEPT
 /// Longest payload, in bytes, that is sent at a time: so many bytes after another transfer's turn a link turns to it.
 pub(super) const CHUNK: usize = 1 << 20;
 
-/// Payloads of a peer that may be announced and have not arrived; senders have [`REPLIES`] at most.
+/// Payloads of a peer that may be announced and are not reported, since one before them has not arrived; and how many a sender has
+/// at most, those in messages included. Only [`REPLIES`] of them go between bulk endpoints.
 pub(super) const MAX_ANNOUNCED: usize = 64;
+pub(super) const MOST_ANNOUNCED: usize = 48;
 
 /// Longest payload that comes at once: agreeing on a place takes longer than copying it.
 pub(super) const EAGER: usize = 64 << 10;

@@ -387,16 +387,6 @@ impl OfiLink {
         }
     }
 
-    /// A payload that is sent while others are under way leaves with those that are sent until the driver's next pass, unless it
-    /// sleeps. True when it waits for that.
-    fn waits_for_company(&self) -> bool {
-        let waits = self.opened_bulk().is_some_and(|bulk| bulk.is_active()) && !self.shared.is_parked();
-        if waits {
-            self.hold();
-        }
-        waits
-    }
-
     /// It has sent or received a large payload.
     pub(super) fn has_bulk(&self) -> bool {
         self.opened_bulk().is_some()
@@ -595,13 +585,7 @@ impl Link for OfiLink {
         if self.is_closed() {
             return Sent::Failed(io::Error::new(io::ErrorKind::NotConnected, "the link is closed"));
         }
-        let waits = payload.is_some() && self.waits_for_company();
-        let sent = self.begin_send(OfiSend::new(bytes, payload));
-        // The driver may have gone to sleep meanwhile, and have seen nothing that waits.
-        if waits && self.shared.is_parked() {
-            self.release_held(true);
-        }
-        sent.unwrap_or_else(|error| {
+        self.begin_send(OfiSend::new(bytes, payload)).unwrap_or_else(|error| {
             let reported = io::Error::new(error.kind(), error.to_string());
             self.fail(error);
             Sent::Failed(reported)

@@ -119,12 +119,7 @@ impl OfiShared {
     fn add_held(&self, link: Option<Arc<OfiLink>>) {
         let mut held = self.held.lock();
         held.extend(link);
-        self.has_held.store(true, Ordering::SeqCst);
-    }
-
-    /// The driver sleeps, or is about to: it has released what was held before.
-    fn is_parked(&self) -> bool {
-        self.parked.load(Ordering::SeqCst)
+        self.has_held.store(true, Ordering::Release);
     }
 
     /// Has the links send what they have gathered.
@@ -592,7 +587,7 @@ impl TransportDriver for Ofi {
         let bulks = self.shared.bulks.lock().clone();
         let quiet =
             self.shared.all_ports().iter().all(|port| port.station.park()) && bulks.iter().all(|bulk| bulk.station.park());
-        quiet && !self.shared.pending_flags.load(Ordering::SeqCst) && !self.shared.has_held.load(Ordering::SeqCst)
+        quiet && !self.shared.pending_flags.load(Ordering::SeqCst)
     }
 
     fn unpark(&self) {

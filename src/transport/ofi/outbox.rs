@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::backlog::Backlog;
-use super::limits::{CREDITS, EAGER, MAX_UNSENT, MESSAGE, MOST_KEPT, SLOT, SLOTS, TAKEN_AT_ONCE};
+use super::limits::{CREDITS, EAGER, MAX_UNSENT, MESSAGE, MOST_ANNOUNCED, MOST_KEPT, SLOT, SLOTS, TAKEN_AT_ONCE};
 use super::port::{PeerName, Port};
 use super::sys::{EndpointName, Label, MAX_NAME, PeerAddress};
 use super::wire::{self, HEADER, MOST_TOGETHER, OfiContent, OfiHeader};
@@ -97,6 +97,9 @@ pub(super) struct OfiOutbox {
     slots: Vec<Vec<u64>>,
     /// Most payloads that go to a slot together.
     most_together: usize,
+    /// The payloads that the peer may not have reported to its engine, from the oldest that has not arrived on: it reports them in their
+    /// order. Without a number: it went in messages, or has arrived.
+    unreported: VecDeque<Option<u64>>,
     /// To send once the announcements are posted. The last one takes further payloads while it has room.
     eager: Vec<Parcel>,
     /// An empty buffer, for reuse.
@@ -139,6 +142,7 @@ impl OfiOutbox {
             first_slot: 0,
             slots: Vec::new(),
             most_together: 1,
+            unreported: VecDeque::new(),
             eager: Vec::new(),
             scratch: Vec::new(),
         }
@@ -166,6 +170,7 @@ impl OfiOutbox {
         self.unsent.clear();
         self.announced.clear();
         self.eager.clear();
+        self.unreported.clear();
     }
 
     /// Takes what the peer reports with a message. An error when it breaks a rule.
@@ -373,6 +378,10 @@ impl OfiOutbox {
         covered: bool,
         name: impl FnOnce() -> io::Result<Vec<u8>>,
     ) -> io::Result<FrameProgress> {
+        let begins = sending.payload.is_some() && (sending.at, sending.payload_at) == (0, 0);
+        if begins && self.unreported.len() >= MOST_ANNOUNCED {
+            return Ok(FrameProgress::Partly);
+        }
         let room = self.longest - HEADER;
         let announces = sending.payload.as_ref().is_some_and(|payload| payload.len > port.longest_in_messages());
         // The announcement takes the last bytes along.
@@ -391,6 +400,7 @@ impl OfiOutbox {
                 return Ok(FrameProgress::Partly);
             }
             self.next_payload += 1;
+            self.unreported.push_back(Some(number));
             let payload = AnnouncedPayload { number, memory: payload.clone(), covered };
             match self.eager.last_mut().filter(|_| !self.slots[slot].is_empty()) {
                 Some(parcel) => parcel.payloads.push(payload),
@@ -411,6 +421,7 @@ impl OfiOutbox {
                 return Ok(FrameProgress::Partly);
             }
             self.next_payload += 1;
+            self.unreported.push_back(Some(number));
             self.announced.push(AnnouncedPayload { number, memory: payload.clone(), covered });
             sending.payload = None;
             sending.at = sending.bytes.len();
@@ -438,6 +449,9 @@ impl OfiOutbox {
             }
         }
         sending.payload = None;
+        if !self.unreported.is_empty() {
+            self.unreported.push_back(None);
+        }
         Ok(FrameProgress::All)
     }
 
@@ -468,6 +482,16 @@ impl OfiOutbox {
     /// The payloads of a slot have arrived: it is free.
     pub(super) fn free_slot_of(&mut self, slot: u8) -> Vec<u64> {
         self.slots.get_mut(usize::from(slot)).map(std::mem::take).unwrap_or_default()
+    }
+
+    /// A payload has arrived, and with it those behind it that have arrived before.
+    pub(super) fn has_arrived(&mut self, number: u64) {
+        if let Some(place) = self.unreported.iter_mut().find(|other| **other == Some(number)) {
+            *place = None;
+        }
+        while let Some(None) = self.unreported.front() {
+            self.unreported.pop_front();
+        }
     }
 
     /// Payloads whose announcements are posted.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::Ofi;
-use super::super::limits::{EAGER, MESSAGE, SLOT, SLOTS};
+use super::super::limits::{EAGER, MESSAGE, MOST_ANNOUNCED, SLOT, SLOTS};
 use super::super::station::Station;
 use super::super::sys::{EndpointName, Label, PeerAddress, Posted};
 use super::super::wire::{self, Load, MOST_TOGETHER, OfiContent, OfiHeader};
@@ -22,12 +22,29 @@ struct Answers {
     link: Option<Arc<dyn Link>>,
     target: Option<Arc<Region>>,
     answered: usize,
+    /// Payloads to send when the byte `SEND` comes, and those of them that are gone right afterwards.
+    to_send: Vec<Arc<Region>>,
+    gone: Vec<usize>,
+    /// Reports of sends that had to wait.
+    sent: usize,
     done: Vec<PayloadStatus>,
     closed: Option<String>,
 }
 
 /// Begins a frame that announces a payload of so many bytes, in four bytes.
 const FRAME: u8 = b'P';
+/// Has the victim send its payloads.
+const SEND: u8 = b'S';
+
+impl Answers {
+    fn send_payloads(&mut self) {
+        for region in &self.to_send {
+            let sent = self.link.as_ref().unwrap().send(frame(region.len() as u32), Some(Slice::whole(region)));
+            assert!(matches!(sent, Sent::All(_) | Sent::Lent(_)));
+        }
+        self.gone.iter().for_each(|index| _ = self.to_send[*index].close());
+    }
+}
 
 impl Sink for Answers {
     fn accepted(&mut self, _remote: Address) -> LinkKey {
@@ -44,6 +61,10 @@ impl Sink for Answers {
             let memory = self.target.as_ref().and_then(|region| Slice::whole(region).part(0, len));
             return Some(Consumed { used: bytes.len(), target: Some(ReceiveTarget { memory, len, total: len }) });
         }
+        if bytes == [SEND] {
+            self.send_payloads();
+            return Some(Consumed { used: 1, target: None });
+        }
         for byte in bytes {
             let sent = self.link.as_ref().unwrap().send(vec![*byte], None);
             assert!(matches!(sent, Sent::All(_)));
@@ -55,7 +76,9 @@ impl Sink for Answers {
         self.done.push(status);
     }
     fn heard(&mut self, _key: LinkKey) {}
-    fn sent(&mut self, _key: LinkKey, _buffer: Vec<u8>, _lent: bool) {}
+    fn sent(&mut self, _key: LinkKey, _buffer: Vec<u8>, _lent: bool) {
+        self.sent += 1;
+    }
     fn returned(&mut self, _key: LinkKey) {}
     fn rma_capable(&mut self, _key: LinkKey) {}
     fn rma_done(&mut self, _key: LinkKey, _operation: u64, _result: std::io::Result<()>) {}
@@ -381,7 +404,7 @@ fn payloads_that_come_together_go_to_their_places() {
     driven.finish();
 }
 
-/// What the victim sends while it is driven leaves together, and what is gone by then is left out.
+/// What the victim sends in one pass of its driver leaves together, and what is gone by the end of it is left out.
 #[test]
 fn payloads_that_are_sent_in_one_pass_leave_together() {
     const COUNT: usize = 4;
@@ -407,10 +430,9 @@ fn payloads_that_are_sent_in_one_pass_leave_together() {
     driven.say(&[OfiContent::Bytes(&[9])]);
     driven.poll_until("the slots are known", |driven| driven.heard.contains(&Heard::Byte(9)));
     driven.heard.clear();
-    // While the first one is under way, others wait for the end of the pass; two of these are gone by then.
-    memory[1..].iter().for_each(send);
-    memory[1 + 2].close();
-    memory[1 + COUNT].close();
+    // The others wait for the end of the pass; two of them are gone by then.
+    (driven.sink.to_send, driven.sink.gone) = (memory[1..].to_vec(), vec![2, COUNT]);
+    driven.say(&[OfiContent::Bytes(&[SEND])]);
     let mut filled = Vec::new();
     let begin = Instant::now();
     while filled.len() < 3 {
@@ -552,4 +574,33 @@ fn slots_before_any_payload_end_the_link() {
     driven.poll_until("slots before any payload", |driven| driven.sink.closed.is_some());
     let closed = driven.sink.closed.take().unwrap();
     assert!(closed.contains("though none was announced to it"), "{closed}");
+}
+
+/// A peer reports payloads in their order, so those that went in messages are on its hands until the one before them has arrived.
+#[test]
+fn payloads_behind_one_that_has_not_arrived_are_bounded() {
+    let Some(mut driven) = Driven::new() else { return };
+    driven.poll_until("the link", |driven| driven.sink.link.is_some());
+    let link = driven.sink.link.clone().unwrap();
+    let [large, small] = [30_000, 100].map(|len| Region::from_vec(vec![1; len]));
+    let mut send = |region: &Arc<Region>| link.send(frame(region.len() as u32), Some(Slice::whole(region)));
+    assert!(matches!(send(&large), Sent::Lent(_)));
+    driven.poll_until("an announcement", |driven| driven.heard.contains(&Heard::Announced(0)));
+    let mut sent = 1;
+    let begin = Instant::now();
+    // A send that has to wait is the last one: credit returns with what the peer says.
+    while !matches!(send(&small), Sent::Later) {
+        sent += 1;
+        assert!(sent <= MOST_ANNOUNCED && begin.elapsed() < BOUND, "{sent} payloads");
+        driven.poll();
+        driven.say(&[OfiContent::Credit]);
+        driven.poll();
+    }
+    assert_eq!(sent, MOST_ANNOUNCED);
+    (0..20).for_each(|_| _ = driven.poll());
+    assert_eq!(driven.sink.sent, 0);
+    driven.say(&[OfiContent::Taken { number: 0 }]);
+    driven.poll_until("the rest", |driven| driven.sink.sent > 0 || driven.sink.closed.is_some());
+    assert_eq!((driven.sink.sent, &driven.sink.closed), (1, &None));
+    driven.finish();
 }

@@ -109,6 +109,7 @@ impl OfiLink {
             let what = "it reports the arrival of a payload that it was not sent";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
+        self.out.lock().has_arrived(number);
         self.bulk()?.end_payload();
         sink.returned(self.key);
         Ok(())
@@ -126,7 +127,8 @@ impl OfiLink {
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         let bulk = self.bulk()?;
-        for _ in numbers {
+        for number in numbers {
+            self.out.lock().has_arrived(number);
             bulk.end_payload();
             sink.returned(self.key);
         }

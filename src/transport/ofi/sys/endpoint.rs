@@ -388,6 +388,9 @@ impl Endpoint {
                 Some(access) => {
                     let loan = MemoryLoan::new(slice, host.clone());
                     access.lend(loan.clone());
+                    // Before its memory can be wanted back. The operation keeps it, until it has completed, or the queue is freed
+                    // after the endpoint is closed.
+                    self.note_lent(&loan);
                     loans.push(loan);
                     None
                 }
@@ -396,12 +399,6 @@ impl Endpoint {
                 loans.iter().for_each(MemoryLoan::end);
                 return Ok(refused);
             }
-        }
-        {
-            let mut lent = self.lent.lock();
-            lent.retain(|other| other.upgrade().is_some_and(|other| !other.has_ended()));
-            // The operation keeps them, until it has completed, or the queue is freed after the endpoint is closed.
-            lent.extend(loans.iter().map(Arc::downgrade));
         }
         let operation = self.cq.operations.begin(label, is_send, OperationMemory::Lent(loans));
         let returned = post(raw, &pieces, operation.as_ptr().cast());
@@ -416,6 +413,12 @@ impl Endpoint {
             return Ok(Posted::Busy(()));
         }
         Err(failed("a payload can't be posted", -returned as i32))
+    }
+
+    fn note_lent(&self, loan: &Arc<MemoryLoan>) {
+        let mut lent = self.lent.lock();
+        lent.retain(|other| other.upgrade().is_some_and(|other| !other.has_ended()));
+        lent.push(Arc::downgrade(loan));
     }
 
     /// Since when memory is wanted back that is lent.
