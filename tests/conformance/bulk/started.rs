@@ -161,7 +161,31 @@ fn wait_any_of_nothing_panics(_: &Net) {
     assert_eq!(panic.downcast_ref(), Some(&"wait_any needs at least one transfer"));
 }
 
+/// A peer reports what it gets in order: the small ones arrive while the first chunks of the large one are under way.
+fn many_small_pulls_beside_a_large_one(net: &Net) {
+    let pair = net.pair();
+    let (large, small, count) = (4 << 20, 300, 200);
+    let data = pattern(5, large + small * count);
+    let theirs = pair.server.expose_read_only(data.clone()).unwrap();
+    let remote = travelled(&theirs.bulk()).on(&pair.to_server);
+    for _ in 0..3 {
+        let expose = |len: usize| pair.client.expose(vec![0u8; len], BulkMode::WriteOnly).unwrap();
+        let first = remote.slice(0, large).unwrap().start_pull_into(expose(large));
+        let pulls: Vec<_> =
+            (0..count).map(|i| remote.slice(large + i * small, small).unwrap().start_pull_into(expose(small))).collect();
+        let (result, memory) = first.wait();
+        assert_eq!(result.unwrap(), large);
+        assert!(memory.reclaim() == data[..large]);
+        for (i, pull) in pulls.into_iter().enumerate() {
+            let (result, memory) = pull.wait();
+            assert_eq!(result.unwrap(), small);
+            assert!(memory.reclaim() == data[large + i * small..][..small], "{i}");
+        }
+    }
+}
+
 suite![
+    many_small_pulls_beside_a_large_one,
     parts_of_a_borrowed_slice_are_pulled_at_the_same_time,
     borrowed_slice_is_pushed_and_used_again,
     leaked_and_dropped_transfers_end_with_their_scope,
