@@ -42,7 +42,7 @@ impl Answers {
             let sent = self.link.as_ref().unwrap().send(frame(region.len() as u32), Some(Slice::whole(region)));
             assert!(matches!(sent, Sent::All(_) | Sent::Lent(_)));
         }
-        self.gone.iter().for_each(|index| _ = self.to_send[*index].close());
+        self.gone.iter().for_each(|index| self.to_send[*index].close());
     }
 }
 
@@ -461,7 +461,7 @@ fn payloads_that_are_sent_in_one_pass_leave_together() {
         assert!(bytes == image, "slot {slot}");
     }
     // No loan is left of those that were sent, nor of those that could not be.
-    memory.iter().for_each(|region| _ = region.close());
+    memory.iter().for_each(|region| region.close());
     assert_eq!(driven.sink.closed, None);
     // Each slot takes others once it is emptied.
     driven.say(&[0, 1, 2].map(|slot| OfiContent::Emptied { slot }));
@@ -583,7 +583,7 @@ fn payloads_behind_one_that_has_not_arrived_are_bounded() {
     driven.poll_until("the link", |driven| driven.sink.link.is_some());
     let link = driven.sink.link.clone().unwrap();
     let [large, small] = [30_000, 100].map(|len| Region::from_vec(vec![1; len]));
-    let mut send = |region: &Arc<Region>| link.send(frame(region.len() as u32), Some(Slice::whole(region)));
+    let send = |region: &Arc<Region>| link.send(frame(region.len() as u32), Some(Slice::whole(region)));
     assert!(matches!(send(&large), Sent::Lent(_)));
     driven.poll_until("an announcement", |driven| driven.heard.contains(&Heard::Announced(0)));
     let mut sent = 1;

@@ -15,7 +15,7 @@ use super::cq::Cq;
 use super::domain::Domain;
 use super::info::{EndpointName, MAX_NAME};
 use super::lending::{LoanHost, MemoryLoan};
-use super::operation::{Label, Loans, OperationMemory};
+use super::operation::{Label, MemoryLoans, OperationMemory};
 use super::raw::{
     FI_ADDR_UNSPEC, FI_COMPLETION, FI_ENABLE, FI_RECV, FI_REMOTE_CQ_DATA, FI_SEND, FiAddr, Fid, FidDomain, FidEp, RmaOps,
     TaggedMessage, TaggedOps,
@@ -28,7 +28,7 @@ use crate::sync::{Mutex, RwLock};
 pub(in super::super) struct Endpoint {
     /// `None` once it is closed. Held shared for one call that does not block.
     raw: RwLock<Option<NonNull<FidEp>>>,
-    /// Loans that may not have ended.
+    /// MemoryLoans that may not have ended.
     lent: Mutex<Vec<Weak<MemoryLoan>>>,
     /// Memory that peers reach through it.
     registered: Mutex<Vec<Weak<dyn DeviceRegistration>>>,
@@ -378,7 +378,7 @@ impl Endpoint {
         let slot = self.raw.read();
         let Some(raw) = *slot else { return Err(closed()) };
         let mut pieces = SmallVec::<[IoVec; 8]>::new();
-        let mut loans = Loans::new();
+        let mut loans = MemoryLoans::new();
         for slice in memory {
             // One access at a time, since another thread may close the gate of the next memory, and wait for the first. From then
             // on the loan keeps the memory.

@@ -29,12 +29,12 @@ pub(in super::super) enum Label {
 }
 
 /// The loans of one operation.
-pub(super) type Loans = SmallVec<[Arc<MemoryLoan>; 4]>;
+pub(super) type MemoryLoans = SmallVec<[Arc<MemoryLoan>; 4]>;
 
 /// The memory of an operation.
 pub(super) enum OperationMemory {
     Owned(Vec<u8>),
-    Lent(Loans),
+    Lent(MemoryLoans),
 }
 
 /// An operation.
