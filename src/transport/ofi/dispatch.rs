@@ -54,7 +54,7 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
                 let buffer = buffer.unwrap_or_default();
                 link.slot_filled(slot, SlotContent { result, buffer, load: data }, sink);
             }
-            Label::Payload { .. } if is_send => link.payload_sent(result.map(drop), sink),
+            Label::Payload { number, .. } if is_send => link.payload_sent(number, result.map(drop), sink),
             Label::Payload { number, .. } => link.payload_received(number, result, buffer, sink),
             Label::Message | Label::Sent { .. } => {}
         }

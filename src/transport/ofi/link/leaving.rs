@@ -1,6 +1,6 @@
 //! Payloads that leave: to the receive that the peer has posted for each.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::Instant;
 
@@ -20,8 +20,40 @@ use crate::transport::Sink;
 pub(super) struct Leaving {
     /// What the peer is ready for, and the provider had no room for, or no connection yet.
     waiting: VecDeque<Parcel>,
-    /// The numbers of those that are on their way.
-    sent: HashSet<u64>,
+    /// What is on its way, by the number of its first payload.
+    sent: HashMap<u64, SentParcel>,
+}
+
+/// Payloads that were posted. They count as under way until the peer has reported them and the provider has done with them: a peer that
+/// reports what it does not read would else have the provider keep ever more.
+struct SentParcel {
+    payloads: usize,
+    to_slot: bool,
+    /// The provider has done with it.
+    left: bool,
+    arrived: bool,
+}
+
+impl Leaving {
+    /// Notes what has happened to a parcel. How many payloads have ended; `None`: there is no such parcel.
+    fn note(&mut self, first: u64, note: impl FnOnce(&mut SentParcel)) -> Option<usize> {
+        let parcel = self.sent.get_mut(&first)?;
+        note(parcel);
+        let SentParcel { payloads, left, arrived, .. } = *parcel;
+        if !(left && arrived) {
+            return Some(0);
+        }
+        self.sent.remove(&first);
+        Some(payloads)
+    }
+
+    /// The peer has reported a parcel. An error when it was not sent, or not so.
+    fn note_arrived(&mut self, first: u64, to_slot: bool) -> io::Result<usize> {
+        let was_sent = self.sent.get(&first).is_some_and(|parcel| parcel.to_slot == to_slot && !parcel.arrived);
+        let ended = if was_sent { self.note(first, |parcel| parcel.arrived = true) } else { None };
+        ended
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it reports the arrival of a payload that it was not sent"))
+    }
 }
 
 impl OfiLink {
@@ -67,7 +99,8 @@ impl OfiLink {
                 let Some(first) = parcel.payloads.first() else { continue };
                 let (number, covered) = (first.number, first.covered);
                 // Another thread may handle its arrival before this one is back.
-                leaving.sent.extend(parcel.payloads.iter().map(|payload| payload.number));
+                let (payloads, to_slot) = (parcel.payloads.len(), parcel.slot.is_some());
+                leaving.sent.insert(number, SentParcel { payloads, to_slot, left: false, arrived: false });
                 (parcel, number, covered)
             };
             let posted = {
@@ -79,7 +112,7 @@ impl OfiLink {
                 PayloadPosted::Begun | PayloadPosted::Gone => {}
                 PayloadPosted::Busy => {
                     let mut leaving = self.leaving.lock();
-                    parcel.payloads.iter().for_each(|payload| _ = leaving.sent.remove(&payload.number));
+                    leaving.sent.remove(&number);
                     leaving.waiting.push_front(parcel);
                     return Ok(true);
                 }
@@ -95,42 +128,45 @@ impl OfiLink {
         Ok(leaving || arriving)
     }
 
-    /// The provider has taken a payload: the peer reports when it has arrived.
-    pub(in super::super) fn payload_sent(&self, result: Result<(), CompletionError>, sink: &mut dyn Sink) {
+    /// The provider has done with a parcel: the peer reports when it has arrived.
+    pub(in super::super) fn payload_sent(&self, first: u64, result: Result<(), CompletionError>, sink: &mut dyn Sink) {
         if let Err(error) = result {
-            self.report_failure(error.into(), sink);
+            return self.report_failure(error.into(), sink);
+        }
+        let ended = self.leaving.lock().note(first, |parcel| parcel.left = true);
+        if let Err(error) = self.payloads_have_ended(ended.unwrap_or(0), sink) {
+            self.report_failure(error, sink);
         }
     }
 
     /// A payload has arrived, or is not wanted. Messages may overtake payloads, so the peer has it only now.
     pub(super) fn payload_taken(&self, number: u64, sink: &mut dyn Sink) -> io::Result<()> {
-        let was_sent = self.leaving.lock().sent.remove(&number);
-        if !was_sent && !self.out.lock().forget_announced(number) {
-            let what = "it reports the arrival of a payload that it was not sent";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-        }
+        let was_announced = self.out.lock().forget_announced(number);
+        let ended = if was_announced { 1 } else { self.leaving.lock().note_arrived(number, false)? };
         self.out.lock().has_arrived(number);
-        self.bulk()?.end_payload();
-        sink.returned(self.key);
-        Ok(())
+        self.payloads_have_ended(ended, sink)
     }
 
     /// The payloads of a slot have arrived.
     pub(super) fn slot_is_emptied(&self, slot: u8, sink: &mut dyn Sink) -> io::Result<()> {
         let numbers = self.out.lock().free_slot_of(slot);
-        let was_sent = {
-            let mut leaving = self.leaving.lock();
-            numbers.iter().all(|number| leaving.sent.remove(number))
-        };
-        if numbers.is_empty() || !was_sent {
-            let what = "it reports the arrival of payloads that it was not sent";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        // No payload has the number that stands for none.
+        let first = numbers.first().copied().unwrap_or(u64::MAX);
+        let ended = self.leaving.lock().note_arrived(first, true)?;
+        {
+            let mut out = self.out.lock();
+            numbers.into_iter().for_each(|number| out.has_arrived(number));
         }
-        let bulk = self.bulk()?;
-        for number in numbers {
-            self.out.lock().has_arrived(number);
-            bulk.end_payload();
-            sink.returned(self.key);
+        self.payloads_have_ended(ended, sink)
+    }
+
+    fn payloads_have_ended(&self, count: usize, sink: &mut dyn Sink) -> io::Result<()> {
+        if count > 0 {
+            let bulk = self.bulk()?;
+            for _ in 0..count {
+                bulk.end_payload();
+                sink.returned(self.key);
+            }
         }
         Ok(())
     }

@@ -299,9 +299,7 @@ structures! {
         ) -> isize,
         recvmsg: Unused,
         send: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, *mut c_void, FiAddr, u64, *mut c_void) -> isize,
-        sendv: unsafe extern "C" fn(
-            *mut FidEp, *const libc::iovec, *mut *mut c_void, usize, FiAddr, u64, *mut c_void,
-        ) -> isize,
+        sendv: Unused,
         sendmsg: unsafe extern "C" fn(*mut FidEp, *const TaggedMessage, u64) -> isize,
         inject: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, FiAddr, u64) -> isize,
     }
