@@ -1,18 +1,18 @@
 //! `Bulk`: the value that names exposed memory, and how it is encoded in calls.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::exposure_state::{ExposureState, LeaseGuard};
 use super::mode::{BulkMode, ExposeMode};
-use crate::engine::{DecodeContext, EncodeContext, Origin, RemoteLease, StaleFlag};
+use crate::engine::{AddressTexts, DecodeContext, EncodeContext, Origin, RemoteLease, StaleFlag};
 use crate::memory::{ReadElement, Region, Slice};
 use crate::progress::{LeaseKeepAlive, RemoteKeys};
-use crate::{Address, Error, Result};
+use crate::{Error, Result};
 
 /// A handle to exposed memory, which can be cloned, sliced, sent inside calls, kept, and forwarded to other peers. It names the
 /// memory by a token that can't be guessed; the owner checks token, bounds and mode of each access. Over `verbs://` the owner's
@@ -221,17 +221,16 @@ pub(super) fn byte_range<T>(first: usize, count: usize, size: usize) -> Result<(
     }
 }
 
-/// A bulk as it is encoded.
+/// A bulk as it is encoded. `A`: the owner's addresses.
 #[derive(Serialize, Deserialize)]
-struct EncodedBulk {
+struct EncodedBulk<A> {
     token: [u8; 16],
     offset: u64,
     len: u64,
     mode: BulkMode,
     segments: u32,
     incarnation: u64,
-    #[serde(deserialize_with = "bounded_addresses")]
-    addresses: Vec<String>,
+    addresses: A,
     /// Index of this bulk's lease among those of the message.
     lease: Option<u32>,
     content: Option<OwnedBytes>,
@@ -252,46 +251,6 @@ fn key_checksum(token: u128, keys: &[u8]) -> [u8; 8] {
 fn verify_keys(token: u128, encoded: &[u8]) -> Option<RemoteKeys> {
     let (sum, keys) = encoded.split_first_chunk::<8>()?;
     (keys.len() <= MAX_KEYS && *sum == key_checksum(token, keys)).then(|| keys.into())
-}
-
-/// Decodes a list of at most [`MAX_ADDRESSES`] addresses.
-fn bounded_addresses<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<String>, D::Error> {
-    struct AddressListVisitor;
-    impl<'de> Visitor<'de> for AddressListVisitor {
-        type Value = Vec<String>;
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "at most {MAX_ADDRESSES} addresses")
-        }
-        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Vec<String>, A::Error> {
-            let mut list = Vec::new();
-            while let Some(text) = seq.next_element()? {
-                if list.len() == MAX_ADDRESSES {
-                    return Err(serde::de::Error::custom("too many addresses"));
-                }
-                list.push(text);
-            }
-            Ok(list)
-        }
-    }
-    deserializer.deserialize_seq(AddressListVisitor)
-}
-
-/// The owner's addresses, as others can dial them. An owner that listens on all interfaces names a wildcard address besides
-/// those of its interfaces: it stands for the address that the owner's connection comes from, which may be none of them. A
-/// connection from this host shows only an address that other hosts can't dial, which is used where there is no other.
-fn known_addresses(sent: &[String], remote: Option<&Address>) -> Vec<Address> {
-    let sent: Vec<Address> = sent.iter().filter_map(|text| text.parse().ok()).collect();
-    let has_others = sent.iter().any(Address::is_dialable);
-    let mut known: Vec<Address> = Vec::with_capacity(sent.len());
-    for address in sent {
-        let seen = remote.map_or_else(|| address.clone(), |remote| address.seen_from(remote));
-        let local_only = seen != address && seen.is_loopback();
-        let shadowed = local_only && has_others;
-        if !shadowed && !known.contains(&seen) {
-            known.push(seen);
-        }
-    }
-    known
 }
 
 /// Bytes that serde encodes as one piece.
@@ -333,7 +292,7 @@ impl Serialize for Bulk {
         // which must be marked stale then, are sent in messages of that engine only; receivers of other messages ask the owner.
         let may_share = sender.zip(self.lease_grantor()).is_none_or(|(sender, grantor)| sender == grantor);
         if !may_share && matches!(&self.lease_source, LeaseSource::Own(exposure_state) if exposure_state.for_one_call) {
-            EncodeContext::refuse(self.origin.addresses.first().cloned());
+            EncodeContext::refuse(self.origin.addresses().first().cloned());
             return Err(serde::ser::Error::custom("a bulk for one call belongs to calls of the engine that exposed it"));
         }
         let lease = if matches!(self.lease_source, LeaseSource::Unknown) {
@@ -350,7 +309,7 @@ impl Serialize for Bulk {
             mode: self.mode,
             segments: self.segments,
             incarnation: self.origin.incarnation,
-            addresses: self.origin.addresses.iter().map(Address::to_string).collect(),
+            addresses: &*self.origin,
             lease,
             keys: if content.is_some() || !may_share { None } else { self.encoded_keys() },
             content,
@@ -359,14 +318,10 @@ impl Serialize for Bulk {
     }
 }
 
-/// Maximum number of an owner's addresses.
-const MAX_ADDRESSES: usize = 16;
-
 impl<'de> Deserialize<'de> for Bulk {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Bulk, D::Error> {
-        let wire = EncodedBulk::deserialize(deserializer)?;
-        let remote = DecodeContext::remote(wire.incarnation);
-        let addresses = known_addresses(&wire.addresses, remote.as_ref());
+        let wire = EncodedBulk::<AddressTexts>::deserialize(deserializer)?;
+        let seen_at = if wire.addresses.is_empty() { None } else { DecodeContext::remote(wire.incarnation) };
         let token = u128::from_le_bytes(wire.token);
         let lease_source = match wire.lease.and_then(DecodeContext::take_lease) {
             Some(lease) => LeaseSource::Received(lease),
@@ -375,20 +330,21 @@ impl<'de> Deserialize<'de> for Bulk {
         let content =
             wire.content.filter(|content| content.0.len() as u64 == wire.len && matches!(lease_source, LeaseSource::Received(_)));
         let keys = wire.keys.and_then(|encoded| verify_keys(token, &encoded.0));
-        let has_copies = content.is_some() || keys.is_some();
-        let stale =
-            if has_copies { DecodeContext::engine().map(|shared| shared.copies.watch(token)) } else { None }.unwrap_or_default();
-        let copy = content.map(|content| Arc::new(EagerCopy { start: wire.offset, bytes: content.0, stale: stale.clone() }));
+        // One flag for both, where there is either.
+        let stale = (content.is_some() || keys.is_some())
+            .then(|| DecodeContext::engine().map_or_else(StaleFlag::default, |shared| shared.copies.watch(token)));
+        let copy =
+            content.zip(stale.clone()).map(|(OwnedBytes(bytes), stale)| Arc::new(EagerCopy { start: wire.offset, bytes, stale }));
         Ok(Bulk {
             token,
             offset: wire.offset,
             len: wire.len,
             mode: wire.mode,
             segments: wire.segments,
-            origin: Arc::new(Origin { core: Weak::new(), incarnation: wire.incarnation, addresses }),
+            origin: Arc::new(Origin::received(wire.incarnation, wire.addresses, seen_at)),
             lease_source,
             copy,
-            keys: keys.map(|keys| PeerKeys { keys, stale }),
+            keys: keys.zip(stale).map(|(keys, stale)| PeerKeys { keys, stale }),
         })
     }
 }
@@ -397,7 +353,7 @@ impl fmt::Debug for Bulk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The token is a capability, which logs must not contain.
         write!(f, "Bulk({} bytes, {:?}, of ", self.len, self.mode)?;
-        match self.origin.addresses.first() {
+        match self.origin.addresses().first() {
             Some(address) => write!(f, "{address})"),
             None => f.write_str("an engine that does not listen)"),
         }

@@ -356,7 +356,7 @@ impl<B: Buffer, A> Exposed<B, A> {
     /// moment when a call with the bulk was made until each holder has dropped it, or has disconnected. It is how to know that
     /// the receiver of a one-way call is done; see the example at [`Exposed`].
     pub fn released(&self) -> Released {
-        let owner = self.exposure.bulk.origin.addresses.first().cloned();
+        let owner = self.exposure.bulk.origin.addresses().first().cloned();
         Released::new(&self.exposure.state, &self.exposure.shared.core, owner.unwrap_or_else(Address::nowhere))
     }
 }

@@ -102,7 +102,7 @@ impl Bulk {
         let known = shared.core.with_proto(|proto| {
             let tag = proto.lookup_incarnation(self.origin.incarnation)?;
             let is_near = proto.connection(tag.id).is_some() || proto.is_idle(tag.id);
-            (is_near || self.origin.addresses.is_empty()).then_some(tag)
+            (is_near || self.origin.addresses().is_empty()).then_some(tag)
         });
         let tag: Arc<PeerTag> = match known {
             Some(tag) => tag,
@@ -113,7 +113,7 @@ impl Bulk {
                 let dialable = |address: &&Address| specified(address) && shared.core.transport(address.scheme()).is_ok();
                 let chosen = |address: &Address| shared.core.with_proto(|proto| proto.is_chosen_address(address));
                 let allowed = |address: &&Address| chosen(address) || shared.core.may_dial(address);
-                let mut named: Vec<&Address> = self.origin.addresses.iter().filter(dialable).collect();
+                let mut named: Vec<&Address> = self.origin.addresses().iter().filter(dialable).collect();
                 // An owner with several networks is best reached in one that this host has a part in.
                 let is_near = in_own_networks();
                 named.sort_by_key(|address| !address.socket().is_some_and(|socket| is_near(socket.ip())));
@@ -126,7 +126,7 @@ impl Bulk {
                     }
                     .to_owned(),
                     cause: refused.is_some().then(|| Arc::new(std::io::ErrorKind::PermissionDenied.into())),
-                    peer: refused.or_else(|| self.origin.addresses.first().cloned()).unwrap_or_else(Address::nowhere),
+                    peer: refused.or_else(|| self.origin.addresses().first().cloned()).unwrap_or_else(Address::nowhere),
                 })?;
                 shared.core.exec(|proto| proto.lookup(address))
             }
@@ -230,7 +230,7 @@ impl RemoteBulk {
         let (shared, origin) = (self.shared(), &self.bulk.origin);
         let (peer, address) = (self.endpoint.peer(), self.endpoint.address());
         let (met, connected) = shared.core.with_proto(|proto| (proto.engines_at(peer), proto.connection(peer).is_some()));
-        let claims_address = || origin.addresses.contains(&address);
+        let claims_address = || origin.addresses().contains(&address);
         match met {
             Some((incarnation, _)) if incarnation == origin.incarnation => EndpointOwner::Owner,
             Some((_, 1)) if !claims_address() => {
@@ -251,7 +251,7 @@ impl RemoteBulk {
     }
 
     fn other_engine_error(&self, what: String) -> Error {
-        let (belongs_to, used_with) = (self.bulk.origin.addresses.first().cloned(), Some(self.endpoint.address()));
+        let (belongs_to, used_with) = (self.bulk.origin.addresses().first().cloned(), Some(self.endpoint.address()));
         Error::OtherEngine { what, object: "the bulk", belongs_to, used_with }
     }
 

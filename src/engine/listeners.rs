@@ -1,25 +1,14 @@
 //! Where an engine listens, and the addresses by which it is known.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use crate::sync::{Mutex, RwLock};
 
+use super::origin::{MAX_ADDRESSES, Origin};
 use crate::address::Interfaces;
 use crate::progress::Core;
 use crate::transport::interfaces::reachable_at;
 use crate::{Address, Error, Result, Transport};
-
-/// Most addresses of one engine: peers refuse more.
-const MAX_ADDRESSES: usize = 16;
-
-/// The engine that exposed a bulk, wherever the bulk is now.
-pub(crate) struct Origin {
-    /// That engine's core, in its own process; dangling elsewhere.
-    pub core: Weak<Core>,
-    pub incarnation: u64,
-    /// The addresses at which others may reach it. A wildcard address stands for the one that its connections come from.
-    pub addresses: Vec<Address>,
-}
 
 /// An engine's listeners. More can be added at any time.
 pub(crate) struct Listeners {
@@ -47,7 +36,7 @@ struct Stored {
 
 impl Listeners {
     pub(super) fn new(core: &Arc<Core>, incarnation: u64, advertised: Vec<Address>) -> Listeners {
-        let origin = Arc::new(Origin { core: Arc::downgrade(core), incarnation, addresses: Vec::new() });
+        let origin = Arc::new(Origin::own(Arc::downgrade(core), incarnation, Vec::new()));
         Listeners { bound: Mutex::default(), advertised, origin: RwLock::new(Stored { origin, listeners: 0 }) }
     }
 
@@ -86,7 +75,7 @@ impl Listeners {
         // Another thread may have stored more of them meanwhile.
         if stored.listeners < all.len() {
             let Origin { core, incarnation, .. } = &*stored.origin;
-            let origin = Arc::new(Origin { core: core.clone(), incarnation: *incarnation, addresses: known });
+            let origin = Arc::new(Origin::own(core.clone(), *incarnation, known));
             *stored = Stored { origin, listeners: all.len() };
         }
         drop(stored);

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use serde::Serialize;
+use smallvec::SmallVec;
 
 use super::EngineShared;
 use crate::memory::{MAPPED_BY_ALLOCATOR, Region, Slice, spare_to_encode};
@@ -181,6 +182,9 @@ impl Drop for Restore {
     }
 }
 
+/// Most messages have no more bulks than that.
+const FEW_BULKS: usize = 8;
+
 /// The message that this thread decodes, and the peer that sent it.
 pub(crate) struct DecodeContext {
     pub shared: Weak<EngineShared>,
@@ -188,7 +192,7 @@ pub(crate) struct DecodeContext {
     pub link: LinkId,
     leases: LeaseRange,
     /// Which of the leases a decoded bulk has taken over.
-    taken: Vec<bool>,
+    taken: SmallVec<[bool; FEW_BULKS]>,
     /// The message will be decoded again, so dropping its bulks must not release their leases.
     will_retry: bool,
     /// The engine at the other end of the link and its address, looked up when the first bulk needs it.
@@ -275,7 +279,7 @@ pub(crate) fn decoding<R>(shared: &Arc<EngineShared>, link: LinkId, leases: Leas
     if leases.count == 0 {
         return decode();
     }
-    let taken = vec![false; leases.count as usize];
+    let taken = SmallVec::from_elem(false, leases.count as usize);
     let fresh = DecodeContext {
         shared: Arc::downgrade(shared),
         engine: shared.incarnation,
@@ -300,7 +304,7 @@ struct DecodingGuard<'a> {
 impl Drop for DecodingGuard<'_> {
     fn drop(&mut self) {
         let Some(decoding) = DECODING.replace(self.outer.take().flatten()) else { return };
-        if decoding.will_retry {
+        if decoding.will_retry || decoding.taken.iter().all(|taken| *taken) {
             return;
         }
         let mut next = decoding.leases.first;

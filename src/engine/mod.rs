@@ -12,6 +12,7 @@ mod messages;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod monitor;
+mod origin;
 mod peer_event;
 mod registry;
 mod statistics;
@@ -56,8 +57,8 @@ use crate::proto::{Incoming, RequestId};
 use crate::{Address, EngineConfig, Error, IntoAddress, Refusals, Result};
 use finalize::Finalizing;
 use listeners::Listeners;
-pub(crate) use listeners::Origin;
 use log_limit::LogLimit;
+pub(crate) use origin::{AddressTexts, Origin};
 
 /// The runtime within which async handlers are polled, so that its timers and sockets work in them: none, or one of tokio.
 #[derive(Clone, Default)]
@@ -204,12 +205,12 @@ impl EngineShared {
 
     /// The addresses at which peers reach the engine.
     pub(crate) fn addresses(&self) -> Vec<Address> {
-        self.origin().addresses.iter().filter(|address| address.is_dialable()).cloned().collect()
+        self.origin().addresses().iter().filter(|address| address.is_dialable()).cloned().collect()
     }
 
     /// The first address of the engine; `None` when it does not listen.
     pub(crate) fn listens_at(&self) -> Option<Address> {
-        self.origin().addresses.first().cloned()
+        self.origin().addresses().first().cloned()
     }
 
     /// The same, for errors about this engine itself.

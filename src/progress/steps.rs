@@ -476,13 +476,16 @@ impl Core {
 
     fn execute_output(&self, output: Output<EngineEnv>, jobs: Option<&mut Vec<Job>>, next: &mut Outputs) {
         match output {
-            Output::Transmit { link, carrier, bytes, payload } => {
+            Output::Transmit { link, carrier, bytes, payload, more } => {
                 next.sent += payload.as_ref().map_or(0, |payload| payload.len);
                 // It is attached before the first report of the link.
                 debug_assert!(carrier.is_some(), "a link that sends has a carrier");
                 let Some(carrier) = carrier else { return };
                 if frame_log::is_on() {
                     frame_log::log("sent", key(link), &bytes, bytes.len());
+                }
+                if more {
+                    carrier.more_follows();
                 }
                 match carrier.send(bytes, payload) {
                     Sent::All(buffer) if next.sent >= TURN => {

@@ -266,7 +266,7 @@ impl<E: Env> Proto<E> {
         }
         let open = link.is_open();
         // A caller that blocks has nothing more to send.
-        self.may_send_later = link.may_wait() && (spec.timed || spec.one_way);
+        self.may_send_later = link.may_wait(0) && (spec.timed || spec.one_way);
         if let Some(at) = timer {
             self.set_deadline(call, at);
         }

@@ -278,15 +278,15 @@ impl<E: Env> Proto<E> {
     }
 
     pub(super) fn handle_release(&mut self, link: LinkId, leases: LeaseRange) {
-        let entry = &self.links[link];
+        let mut next = leases.first;
+        let end = leases.first.saturating_add(u64::from(leases.count));
         // The peer chose the count: take no more steps than there are leases.
-        let range = leases.first..leases.first.saturating_add(u64::from(leases.count));
-        let numbers: Vec<u64> = entry.leases.range(range).map(|(number, _)| *number).collect();
-        for number in numbers {
-            let known = self.links.get_mut(link).and_then(|entry| entry.leases.remove(&number));
-            if let Some(lease) = known {
-                self.unlease(link, number, lease);
-            }
+        while let Some(entry) = self.links.get_mut(link)
+            && let Some(number) = entry.leases.range(next..end).next().map(|(number, _)| *number)
+            && let Some(lease) = entry.leases.remove(&number)
+        {
+            self.unlease(link, number, lease);
+            next = number + 1;
         }
         self.recount(link);
     }

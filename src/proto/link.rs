@@ -92,8 +92,9 @@ pub(super) struct PeerLink<E: Env> {
     pub checksums: bool,
     /// Frames that wait to be sent.
     control: Vec<u8>,
-    /// How many calls and transfers are among them.
+    /// How many calls and transfers are among them, and how many streams of short pushes came with these.
     waiting_calls: usize,
+    waiting_streams: usize,
     spare: Vec<u8>,
     /// What carries it, once it is there.
     pub carrier: Option<E::Carrier>,
@@ -184,6 +185,7 @@ impl<E: Env> PeerLink<E> {
             checksums: false,
             control: Vec::new(),
             waiting_calls: 0,
+            waiting_streams: 0,
             spare: Vec::new(),
             carrier: None,
             injects: false,

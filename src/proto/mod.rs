@@ -249,12 +249,13 @@ pub(crate) enum Output<E: Env> {
         lane: bool,
     },
     /// Send the bytes and the payload behind them, then report `handle_sent`. If the payload was exported to the peer,
-    /// `handle_returned` follows.
+    /// `handle_returned` follows. `more`: with that report, the next payload is sent.
     Transmit {
         link: LinkId,
         carrier: Option<E::Carrier>,
         bytes: Vec<u8>,
         payload: Option<E::Memory>,
+        more: bool,
     },
     /// Wake the peer, which sleeps: something was sent to it at once.
     WakePeer {

@@ -146,7 +146,6 @@ impl<M: Memory> Streams<M> {
         self.streams.is_empty()
     }
 
-    #[cfg(any(test, fuzzing))]
     pub(super) fn len(&self) -> usize {
         self.streams.len()
     }

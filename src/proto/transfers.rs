@@ -100,8 +100,9 @@ impl<E: Env> Proto<E> {
             }
             None => {
                 self.ask_owner(link, range, pull, memory);
-                // One that blocks its thread has nothing more to ask for. The bytes of a push follow.
-                self.may_send_later = self.links[link].may_wait() && deadline.is_some();
+                // One that blocks its thread has nothing more to ask for.
+                let streamed = if pull { 0 } else { len as usize };
+                self.may_send_later = self.links[link].may_wait(streamed) && deadline.is_some();
             }
         }
         self.watch(link, now);

@@ -30,12 +30,14 @@ const WORTH_SENDING: usize = 16 << 10;
 
 impl<E: Env> PeerLink<E> {
     /// A call, or the request of a pull, was queued. True when it may wait for more: the peer has more to handle meanwhile than would
-    /// wait.
-    pub(in crate::proto) fn may_wait(&mut self) -> bool {
+    /// wait. `streamed`: so many bytes of a push follow it. Where sending takes no system call, they leave at once, so that the peer reads some
+    /// while others are written.
+    pub(in crate::proto) fn may_wait(&mut self, streamed: usize) -> bool {
         self.waiting_calls += 1;
+        self.waiting_streams += usize::from((1..=SHORT).contains(&streamed) && !self.injects);
         let under_way = self.pending.max(self.outgoing.out as usize);
         self.is_open()
-            && self.streams.is_empty()
+            && self.streams.len() == self.waiting_streams
             && under_way >= MANY
             && 2 * self.waiting_calls < under_way
             && self.control.len() < WORTH_SENDING
@@ -50,8 +52,13 @@ impl<E: Env> PeerLink<E> {
     }
 
     fn may_stream(&self) -> bool {
+        self.may_stream_beside(self.exported)
+    }
+
+    /// Whether the next chunk may be sent while so many are exported.
+    fn may_stream_beside(&self, exported: isize) -> bool {
         let next = self.streams.next_len();
-        next.is_some_and(|len| self.exported < if len > SHORT { MAX_EXPORTED } else { MAX_SHORT_EXPORTED })
+        next.is_some_and(|len| exported < if len > SHORT { MAX_EXPORTED } else { MAX_SHORT_EXPORTED })
     }
 
     pub(super) fn is_flushed(&self) -> bool {
@@ -78,7 +85,7 @@ impl<E: Env> PeerLink<E> {
             Injected::PeerSleeps => outputs.push_back(Output::WakePeer { carrier: carrier.clone() }),
         }
         self.queued = false;
-        self.waiting_calls = 0;
+        (self.waiting_calls, self.waiting_streams) = (0, 0);
         (self.account.answers, self.account.control) = (0, 0);
         self.traffic.sent_bytes += self.control.len() as u64;
         self.control.clear();
@@ -92,12 +99,12 @@ impl<E: Env> PeerLink<E> {
             return None;
         }
         self.in_flight = true;
-        self.waiting_calls = 0;
+        (self.waiting_calls, self.waiting_streams) = (0, 0);
         self.account.sending = std::mem::take(&mut self.account.answers) + std::mem::take(&mut self.account.control);
         if !self.handshake.is_empty() {
             let bytes = std::mem::take(&mut self.handshake);
             self.traffic.sent_bytes += bytes.len() as u64;
-            return Some(Output::Transmit { link: id, carrier: self.carrier.clone(), bytes, payload: None });
+            return Some(Output::Transmit { link: id, carrier: self.carrier.clone(), bytes, payload: None, more: false });
         }
         let mut bytes = std::mem::replace(&mut self.control, std::mem::take(&mut self.spare));
         let mut payload = None;
@@ -108,7 +115,8 @@ impl<E: Env> PeerLink<E> {
             self.traffic.sent_bytes += len as u64;
         }
         self.traffic.sent_bytes += bytes.len() as u64;
-        Some(Output::Transmit { link: id, carrier: self.carrier.clone(), bytes, payload })
+        let more = payload.is_some() && self.may_stream_beside(self.exported + 1);
+        Some(Output::Transmit { link: id, carrier: self.carrier.clone(), bytes, payload, more })
     }
 
     fn next_chunk(&mut self, calls: u64) -> Option<Chunk<E::Memory>> {

@@ -158,15 +158,18 @@ impl Net {
         let host = &mut self.hosts[number];
         match output {
             Output::Connect { link, address, .. } => self.connect(number, link, &address),
-            Output::Transmit { link, bytes, payload, .. } => {
+            Output::Transmit { link, bytes, payload, more, .. } => {
                 host.transmits += 1;
+                host.followed += usize::from(more);
                 let Some(&(wire, side)) = host.wires.get(&link) else { return };
                 self.assert_idle(wire, side);
                 if self.settings.report_late {
                     self.put(wire, side, WireItem::Packet(WirePacket::new(bytes, payload)));
                 } else {
                     self.put(wire, side, WireItem::Packet(WirePacket::buffered(bytes, payload)));
-                    self.hosts[number].proto.handle_sent(link, Vec::new(), false);
+                    let proto = &mut self.hosts[number].proto;
+                    proto.handle_sent(link, Vec::new(), false);
+                    assert!(!more || proto.links[link].wants_to_send(), "another send follows at once");
                 }
             }
             Output::CoverPayloads { link } => host.covered.push(link),

@@ -50,6 +50,8 @@ pub struct Host {
     pub woken: usize,
     /// How many transmits the host has been asked for.
     pub transmits: usize,
+    /// How many of them another one follows at once.
+    pub followed: usize,
     pub exposed: HashMap<u128, Mem>,
     /// Memory that the values in each request take; those of one-way calls that find none wait for it.
     pub values: usize,
@@ -154,6 +156,7 @@ impl Host {
             covered: Vec::new(),
             woken: 0,
             transmits: 0,
+            followed: 0,
             exposed: HashMap::new(),
             values: 0,
             tags: HashMap::new(),

@@ -120,7 +120,7 @@ fn what_is_sent_at_once_is_not_held_any_more() {
         net.call(0, 1, call("x"));
     }
     let link = net.hosts[0].proto.links.values_mut().next().unwrap();
-    assert!(link.may_wait(), "nothing waits, and 20 calls are in progress");
+    assert!(link.may_wait(0), "nothing waits, and 20 calls are in progress");
     net.advance(Duration::from_millis(1));
     net.settle_until_served(1);
     net.end();

@@ -304,3 +304,21 @@ fn payloads_that_the_peer_reads_are_bounded() {
         }
     }
 }
+
+/// A transport may keep a payload for a moment only if it is told that another one follows, and the last one must leave.
+#[test]
+fn a_payload_that_another_one_follows_says_so() {
+    let mut net = Net::new(2);
+    net.expose(1, TOKEN, vec![0; 4000], true, true);
+    let source = Mem::new(pattern(1, 1000));
+    net.push(0, 1, TOKEN, 0, &source);
+    net.settle();
+    let before = (net.hosts[0].transmits, net.hosts[0].followed);
+    // The first one is on its way while the others are queued.
+    let ops: Vec<_> = (0..4).map(|part| net.push(0, 1, TOKEN, part * 1000, &source)).collect();
+    net.settle();
+    assert_eq!((net.hosts[0].transmits - before.0, net.hosts[0].followed - before.1), (4, 2));
+    ops.into_iter().for_each(|op| assert_transferred(&net, 0, op, 1000));
+    net.revoke(1, TOKEN);
+    net.end();
+}

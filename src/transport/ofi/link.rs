@@ -592,6 +592,13 @@ impl Link for OfiLink {
         })
     }
 
+    fn more_follows(&self) {
+        // A driver that sleeps does not look after what waits.
+        if !self.shared.parked.load(Ordering::SeqCst) && self.out.lock().expect_more() {
+            self.shared.add_held(self.me.upgrade());
+        }
+    }
+
     fn scheme(&self) -> Transport {
         Transport::Ofi(self.provider())
     }

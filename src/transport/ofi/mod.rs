@@ -119,7 +119,7 @@ impl OfiShared {
     fn add_held(&self, link: Option<Arc<OfiLink>>) {
         let mut held = self.held.lock();
         held.extend(link);
-        self.has_held.store(true, Ordering::Release);
+        self.has_held.store(true, Ordering::SeqCst);
     }
 
     /// Has the links send what they have gathered.
@@ -587,7 +587,8 @@ impl TransportDriver for Ofi {
         let bulks = self.shared.bulks.lock().clone();
         let quiet =
             self.shared.all_ports().iter().all(|port| port.station.park()) && bulks.iter().all(|bulk| bulk.station.park());
-        quiet && !self.shared.pending_flags.load(Ordering::SeqCst)
+        // Another thread may not have seen yet that this one sleeps.
+        quiet && !self.shared.pending_flags.load(Ordering::SeqCst) && !self.shared.has_held.load(Ordering::SeqCst)
     }
 
     fn unpark(&self) {

@@ -83,6 +83,8 @@ pub(super) struct OfiOutbox {
     gathered_taken: usize,
     /// The driver posts it at the end of its pass, when the link has nothing more to say.
     held: bool,
+    /// A further frame follows the next one.
+    more: bool,
     /// The driver knows that something is gathered.
     listed: bool,
     /// Messages that the provider had no room for: it has no connection yet, or the peer is dead; or for which it may not be asked,
@@ -133,6 +135,7 @@ impl OfiOutbox {
             gathered_urgent: false,
             gathered_taken: 0,
             held: false,
+            more: false,
             listed: false,
             unsent: VecDeque::new(),
             blocked_since: None,
@@ -203,6 +206,12 @@ impl OfiOutbox {
     /// From now on what is sent is gathered, until `release`. True when the driver is to be told that it must call that.
     pub(super) fn hold(&mut self) -> bool {
         self.held = true;
+        !std::mem::replace(&mut self.listed, true)
+    }
+
+    /// The next frame is gathered, for the one that follows it at once. True as from `hold`: it may not follow after all.
+    pub(super) fn expect_more(&mut self) -> bool {
+        self.more = true;
         !std::mem::replace(&mut self.listed, true)
     }
 
@@ -367,7 +376,9 @@ impl OfiOutbox {
         name: impl FnOnce() -> io::Result<Vec<u8>>,
     ) -> io::Result<FrameProgress> {
         let progress = self.gather_frame(port, sending, covered, name)?;
-        self.post_unless_held(port)?;
+        if !std::mem::take(&mut self.more) || matches!(progress, FrameProgress::Partly) {
+            self.post_unless_held(port)?;
+        }
         Ok(progress)
     }
 

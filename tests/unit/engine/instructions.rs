@@ -12,7 +12,7 @@ use crate::proto::LeaseRange;
 use crate::proto::wire::{self, Frame, Message};
 use crate::shape::{DeclarationNumbers, Encoded, Knowledge};
 use crate::transport::{Capabilities, Link, LinkKey, Sink, TransportDriver};
-use crate::{Address, BulkMode, Endpoint, Engine, EngineBuilder, Request, Result, Transport};
+use crate::{Address, Bulk, BulkMode, Endpoint, Engine, EngineBuilder, Request, Result, Transport};
 
 /// Typical arguments: numbers, a text, a list.
 type Arguments = (u64, f64, String, Vec<u32>);
@@ -147,6 +147,7 @@ fn by_hand_from(builder: impl Fn() -> EngineBuilder, listen: &str, scheme: Trans
     server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y)?;
     server.define_async("sum_async", async |_: Request, (x, y): (u64, u64)| x + y)?;
     server.define("record", |_: &Request, record: Record| record)?;
+    server.define("bulk", |_: &Request, bulk: Bulk| bulk.len())?;
     server.define_borrowed::<[u8], _, _>("take", |_: &Request, bytes: &[u8]| bytes.len())?;
     let far: Arc<OnceLock<Arc<Core>>> = Arc::default();
     let server_core = far.clone();
@@ -239,6 +240,17 @@ fn shm_call_with_64_kib_of_bytes() -> Result<()> {
     let (_server, client, peer) = by_hand("shm://", Transport::Shm)?;
     let (take, bytes) = (client.procedure::<[u8], usize>("take").on(&peer), vec![7; 64 << 10]);
     repeat(|| assert_eq!(take.call(black_box(&bytes)).unwrap(), bytes.len()));
+    Ok(())
+}
+
+/// With memory of an engine that listens: its addresses travel with the bulk. The lease comes back with the answer.
+#[test]
+fn shm_call_with_bulk() -> Result<()> {
+    let (_server, client, peer) = by_hand("shm://", Transport::Shm)?;
+    client.listen("tcp://127.0.0.1:0")?;
+    let exposed = client.expose(vec![7u8; 4096], BulkMode::ReadWrite)?;
+    let take = client.procedure::<Bulk, usize>("bulk").on(&peer);
+    repeat(|| assert_eq!(take.call(black_box(&exposed.bulk())).unwrap(), 4096));
     Ok(())
 }
 

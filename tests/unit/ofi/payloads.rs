@@ -176,6 +176,12 @@ impl Driven {
     /// One pass of the victim's driver, and what it has sent.
     fn poll(&mut self) -> bool {
         let any = self.ofi.poll(&mut self.sink);
+        self.hear();
+        any
+    }
+
+    /// What the victim has sent, which does nothing meanwhile.
+    fn hear(&mut self) {
         if !self.deaf {
             self.bulk.collect().unwrap();
         }
@@ -209,7 +215,6 @@ impl Driven {
             }));
             self.raw.station.endpoint.receive(vec![0; MESSAGE], 0, Label::Message).unwrap();
         }
-        any
     }
 
     #[track_caller]
@@ -320,6 +325,36 @@ fn answers_of_one_pass_go_out_as_one_message() {
     assert!(fewest < 6, "each message has a pass of its own");
     let answers: Vec<Heard> = (0..total).map(|index| Heard::Byte((index % 6) as u8)).collect();
     assert_eq!(driven.heard, answers);
+    driven.finish();
+}
+
+/// What a thread sends waits for what it sends next, where it has said so; if nothing follows, until the driver's next pass; and not
+/// while the driver sleeps.
+#[test]
+fn a_send_that_another_one_follows_leaves_with_it() {
+    let Some(mut driven) = Driven::new() else { return };
+    driven.poll_until("the link", |driven| driven.sink.link.is_some());
+    let link = driven.sink.link.clone().unwrap();
+    let send = |byte| assert!(matches!(link.send(vec![byte], None), Sent::All(_)));
+    let before = driven.messages;
+    link.more_follows();
+    send(1);
+    send(2);
+    driven.poll_until("two bytes", |driven| driven.heard.len() == 2);
+    assert_eq!(driven.messages - before, 1, "they go together");
+    link.more_follows();
+    send(3);
+    driven.poll_until("a byte that nothing follows", |driven| driven.heard.len() == 3);
+    driven.ofi.park();
+    link.more_follows();
+    send(4);
+    let begin = Instant::now();
+    while driven.heard.len() < 4 {
+        assert!(begin.elapsed() < BOUND, "what is sent while the driver sleeps waits for it");
+        driven.hear();
+    }
+    driven.ofi.unpark();
+    assert_eq!(driven.heard, [1, 2, 3, 4].map(Heard::Byte));
     driven.finish();
 }
 
