@@ -99,10 +99,11 @@ impl Bulk {
         let engine = engine.as_ref();
         let shared = engine.shared();
         shared.check("looking for the origin of a bulk")?;
+        let addresses = self.origin.addresses();
         let known = shared.core.with_proto(|proto| {
             let tag = proto.lookup_incarnation(self.origin.incarnation)?;
             let is_near = proto.connection(tag.id).is_some() || proto.is_idle(tag.id);
-            (is_near || self.origin.addresses().is_empty()).then_some(tag)
+            (is_near || addresses.is_empty()).then_some(tag)
         });
         let tag: Arc<PeerTag> = match known {
             Some(tag) => tag,
@@ -113,7 +114,7 @@ impl Bulk {
                 let dialable = |address: &&Address| specified(address) && shared.core.transport(address.scheme()).is_ok();
                 let chosen = |address: &Address| shared.core.with_proto(|proto| proto.is_chosen_address(address));
                 let allowed = |address: &&Address| chosen(address) || shared.core.may_dial(address);
-                let mut named: Vec<&Address> = self.origin.addresses().iter().filter(dialable).collect();
+                let mut named: Vec<&Address> = addresses.iter().filter(dialable).collect();
                 // An owner with several networks is best reached in one that this host has a part in.
                 let is_near = in_own_networks();
                 named.sort_by_key(|address| !address.socket().is_some_and(|socket| is_near(socket.ip())));
@@ -126,7 +127,7 @@ impl Bulk {
                     }
                     .to_owned(),
                     cause: refused.is_some().then(|| Arc::new(std::io::ErrorKind::PermissionDenied.into())),
-                    peer: refused.or_else(|| self.origin.addresses().first().cloned()).unwrap_or_else(Address::nowhere),
+                    peer: refused.or_else(|| addresses.first().cloned()).unwrap_or_else(Address::nowhere),
                 })?;
                 shared.core.exec(|proto| proto.lookup(address))
             }

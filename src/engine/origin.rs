@@ -20,7 +20,7 @@ pub(crate) struct Origin {
     pub core: Weak<Core>,
     pub incarnation: u64,
     texts: AddressTexts,
-    /// Of a received bulk: where the engine that sent it is seen, if it is the owner.
+    /// Of a received bulk: where the peer that sent it is, if that peer is the owner.
     seen_at: Option<Address>,
     /// Most bulks are used without their addresses, so they are parsed when one is asked for.
     addresses: OnceLock<Vec<Address>>,
@@ -34,7 +34,7 @@ impl Origin {
         Origin { core, incarnation, texts, seen_at: None, addresses: addresses.into() }
     }
 
-    /// An engine that a bulk of a peer names. `seen_at`: where that peer is, if it is this engine.
+    /// An engine that a bulk of a peer names. `seen_at`: where the peer is, if it is that engine.
     pub(crate) fn received(incarnation: u64, texts: AddressTexts, seen_at: Option<Address>) -> Origin {
         Origin { core: Weak::new(), incarnation, texts, seen_at, addresses: OnceLock::new() }
     }

@@ -104,6 +104,10 @@ impl proto::Carrier for Arc<dyn Link> {
         // A message is taken apart to be logged, which is not to be waited for.
         if frame_log::is_on() { Injected::No } else { (**self).inject(bytes) }
     }
+
+    fn gathers(&self) -> bool {
+        (**self).gathers()
+    }
 }
 
 impl Memory for Slice {
@@ -195,7 +199,7 @@ pub(crate) struct Core {
     polls: polls::Polls,
     /// The protocol has frames to send that a thread has left for the driver. Changes under the protocol's lock only.
     unsent: AtomicBool,
-    /// What is unsent, if anything is, are calls and pulls that may wait for more. Changes under the protocol's lock only.
+    /// What is unsent, if anything is, are calls and transfers that may wait for more. Changes under the protocol's lock only.
     unsent_may_wait: AtomicBool,
     /// When the sleeping driver wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,

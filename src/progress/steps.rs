@@ -211,8 +211,8 @@ impl Core {
         self.check_alarm();
     }
 
-    /// Leaves the protocol's frames for the driver to send; `may_wait`: they are of calls and pulls that may wait for more. Called
-    /// under the protocol's lock.
+    /// Leaves the protocol's frames for the driver to send; `may_wait`: they are of calls and transfers that may wait for more.
+    /// Called under the protocol's lock.
     fn leave_unsent(&self, may_wait: bool) {
         let more = self.unsent.load(Ordering::Relaxed);
         self.unsent_may_wait.store(may_wait && (!more || self.unsent_may_wait.load(Ordering::Relaxed)), Ordering::Relaxed);

@@ -92,14 +92,14 @@ pub(super) struct PeerLink<E: Env> {
     pub checksums: bool,
     /// Frames that wait to be sent.
     control: Vec<u8>,
-    /// How many calls and transfers are among them, and how many streams of short pushes came with these.
-    waiting_calls: usize,
-    waiting_streams: usize,
+    waiting: sending::Waiting,
     spare: Vec<u8>,
     /// What carries it, once it is there.
     pub carrier: Option<E::Carrier>,
     /// It can send a few bytes at once.
     injects: bool,
+    /// It sends short payloads together.
+    gathers: bool,
     pub streams: Streams<E::Memory>,
     /// A transmit was handed out and is not yet reported as sent.
     in_flight: bool,
@@ -184,11 +184,11 @@ impl<E: Env> PeerLink<E> {
             auth: None,
             checksums: false,
             control: Vec::new(),
-            waiting_calls: 0,
-            waiting_streams: 0,
+            waiting: sending::Waiting::default(),
             spare: Vec::new(),
             carrier: None,
             injects: false,
+            gathers: false,
             streams: Streams::default(),
             in_flight: false,
             queued: false,

@@ -108,6 +108,8 @@ pub(crate) trait Carrier: Clone {
     fn injects(&self) -> bool;
     /// Sends a few bytes if that takes neither a wait nor a system call.
     fn inject(&self, bytes: &[u8]) -> Injected;
+    /// Whether short payloads that follow each other leave together.
+    fn gathers(&self) -> bool;
 }
 
 /// A range of memory; clones are the same bytes.
@@ -249,7 +251,8 @@ pub(crate) enum Output<E: Env> {
         lane: bool,
     },
     /// Send the bytes and the payload behind them, then report `handle_sent`. If the payload was exported to the peer,
-    /// `handle_returned` follows. `more`: with that report, the next payload is sent.
+    /// `handle_returned` follows. `more`: with that report the next payload is sent,
+    /// unless its stream has ended meanwhile.
     Transmit {
         link: LinkId,
         carrier: Option<E::Carrier>,
@@ -383,7 +386,7 @@ pub(crate) struct Proto<E: Env> {
     outputs: VecDeque<Output<E>>,
     /// Links that have something to send, and can send it.
     ready: VecDeque<LinkId>,
-    /// The call that was queued last can wait for more.
+    /// The call or transfer that was queued last can wait for more.
     may_send_later: bool,
     stage: EngineStage,
     /// Generates what peers must not guess: tokens, `resumption_token`s, challenges. A stream cipher, under a key that no other
@@ -518,8 +521,8 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Whether the call or pull that was started last may wait, to be sent together with more: its link has several in progress, so
-    /// the peer has work meanwhile, and few wait to be sent.
+    /// Whether the call or transfer that was started last may wait, to be sent together with more: its link has several in
+    /// progress, so the peer has work meanwhile, and few wait to be sent.
     pub(crate) fn may_send_later(&mut self) -> bool {
         std::mem::take(&mut self.may_send_later)
     }

@@ -78,8 +78,12 @@ pub(crate) trait Link: Send + Sync {
     /// Sends the bytes, and the payload behind them. The payload is read when it is sent: if its memory is gone by then, the
     /// other side gets [`PayloadStatus::SourceGone`].
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent;
-    /// The next send is followed by another one at once, with which it may leave.
+    /// The next send is followed by another one at once, with which it may leave; but it must leave if none follows after all.
     fn more_follows(&self) {}
+    /// Whether short payloads leave together then.
+    fn gathers(&self) -> bool {
+        false
+    }
     /// Whether [`Link::inject`] ever sends anything.
     fn injects(&self) -> bool {
         false

@@ -27,20 +27,36 @@ const MAX_INJECTED_BYTES: usize = 4 << 10;
 const MANY: usize = 4;
 /// So many bytes are worth a send of their own.
 const WORTH_SENDING: usize = 16 << 10;
+/// So many bytes of pushes do not wait for more of them.
+const MAX_WAITING: usize = 512 << 10;
+
+/// What was queued since the last send, and may wait for more.
+#[derive(Default)]
+pub(super) struct Waiting {
+    /// Calls and transfers.
+    operations: usize,
+    /// Streams of short pushes among them, and their bytes.
+    streams: usize,
+    bytes: usize,
+}
 
 impl<E: Env> PeerLink<E> {
-    /// A call, or the request of a pull, was queued. True when it may wait for more: the peer has more to handle meanwhile than would
-    /// wait. `streamed`: so many bytes of a push follow it. Where sending takes no system call, they leave at once, so that the peer reads some
-    /// while others are written.
+    /// A call or a transfer was queued. True when it may wait for more: the peer has more to handle meanwhile than would wait.
+    /// `streamed`: so many bytes of a push follow it. They wait where they can leave with others.
     pub(in crate::proto) fn may_wait(&mut self, streamed: usize) -> bool {
-        self.waiting_calls += 1;
-        self.waiting_streams += usize::from((1..=SHORT).contains(&streamed) && !self.injects);
+        let waiting = &mut self.waiting;
+        waiting.operations += 1;
+        if (1..=SHORT).contains(&streamed) && self.gathers {
+            waiting.streams += 1;
+            waiting.bytes += streamed;
+        }
         let under_way = self.pending.max(self.outgoing.out as usize);
         self.is_open()
-            && self.streams.len() == self.waiting_streams
+            && self.streams.len() == self.waiting.streams
             && under_way >= MANY
-            && 2 * self.waiting_calls < under_way
+            && 2 * self.waiting.operations < under_way
             && self.control.len() < WORTH_SENDING
+            && self.waiting.bytes < MAX_WAITING
     }
 
     pub(in crate::proto) fn wants_to_send(&self) -> bool {
@@ -85,7 +101,7 @@ impl<E: Env> PeerLink<E> {
             Injected::PeerSleeps => outputs.push_back(Output::WakePeer { carrier: carrier.clone() }),
         }
         self.queued = false;
-        (self.waiting_calls, self.waiting_streams) = (0, 0);
+        self.waiting = Waiting::default();
         (self.account.answers, self.account.control) = (0, 0);
         self.traffic.sent_bytes += self.control.len() as u64;
         self.control.clear();
@@ -99,7 +115,7 @@ impl<E: Env> PeerLink<E> {
             return None;
         }
         self.in_flight = true;
-        (self.waiting_calls, self.waiting_streams) = (0, 0);
+        self.waiting = Waiting::default();
         self.account.sending = std::mem::take(&mut self.account.answers) + std::mem::take(&mut self.account.control);
         if !self.handshake.is_empty() {
             let bytes = std::mem::take(&mut self.handshake);
@@ -148,7 +164,7 @@ impl<E: Env> Proto<E> {
     pub(crate) fn set_carrier(&mut self, id: LinkId, carrier: E::Carrier) -> Option<E::Carrier> {
         match self.links.get_mut(id) {
             Some(link) => {
-                link.injects = carrier.injects();
+                (link.injects, link.gathers) = (carrier.injects(), carrier.gathers());
                 link.carrier.replace(carrier)
             }
             None => Some(carrier),

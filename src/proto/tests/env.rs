@@ -21,11 +21,12 @@ pub struct TestCarrier {
     pub taken: Rc<RefCell<Vec<u8>>>,
     /// Its answer.
     pub says: Rc<Cell<Injected>>,
+    pub gathers: bool,
 }
 
 impl Default for TestCarrier {
     fn default() -> TestCarrier {
-        TestCarrier { taken: Rc::default(), says: Rc::new(Cell::new(Injected::Yes)) }
+        TestCarrier { taken: Rc::default(), says: Rc::new(Cell::new(Injected::Yes)), gathers: false }
     }
 }
 
@@ -39,6 +40,10 @@ impl Carrier for TestCarrier {
             self.taken.borrow_mut().extend_from_slice(bytes);
         }
         self.says.get()
+    }
+
+    fn gathers(&self) -> bool {
+        self.gathers
     }
 }
 

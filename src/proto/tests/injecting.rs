@@ -126,6 +126,35 @@ fn what_is_sent_at_once_is_not_held_any_more() {
     net.end();
 }
 
+/// Pushes that are started wait for others where their bytes can leave together, and are short.
+#[test]
+fn short_pushes_wait_where_payloads_leave_together() {
+    const LONG: usize = (64 << 10) + 1;
+    for (gathers, len, waits) in [(true, 100, true), (false, 100, false), (true, LONG, false)] {
+        let mut net = pair();
+        net.expose(1, 5, vec![0; LONG], true, true);
+        net.hosts[1].echo = false;
+        for _ in 0..20 {
+            net.call(0, 1, call("x"));
+        }
+        let (now, peer, owner) = (net.now, net.peer(0, 1), net.hosts[1].incarnation);
+        net.with_host(0, |host| {
+            let (id, carrier) = host.carriers.iter().next().unwrap();
+            let carrier = super::env::TestCarrier { gathers, ..carrier.clone() };
+            host.proto.set_carrier(*id, carrier);
+            let remote = super::Remote { peer, owner, token: 5, offset: 0, keys: None };
+            let source = super::env::Mem::new(pattern(1, len));
+            host.begun.push(1 << 40);
+            host.proto.transfer(false, remote, source, Some(now + Duration::from_secs(30)), 1 << 40, now).unwrap();
+            assert_eq!(host.proto.may_send_later(), waits, "{gathers}, {len} bytes");
+        });
+        net.advance(Duration::from_millis(1));
+        net.settle_until_served(1);
+        net.revoke(1, 5);
+        net.end();
+    }
+}
+
 /// A frame does not overtake the chunks of a payload, nor cut one in two.
 #[test]
 fn calls_beside_a_payload_are_transmitted() {

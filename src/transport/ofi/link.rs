@@ -443,7 +443,7 @@ impl OfiLink {
     }
 
     fn begin_send(&self, mut sending: OfiSend) -> io::Result<Sent> {
-        let written = {
+        let (written, waits) = {
             let mut out = self.out.lock();
             let written = self.write(&mut out, &mut sending)?;
             if matches!(written, FrameProgress::Partly) {
@@ -452,8 +452,17 @@ impl OfiLink {
                 self.check_sent(Ok(()));
                 return Ok(Sent::Later);
             }
-            written
+            let waits = out.begins_to_wait();
+            if waits {
+                // Under the lock: the driver must not take this link for one that is listed before it is.
+                self.shared.add_held(self.me.upgrade());
+            }
+            (written, waits)
         };
+        if waits && self.shared.parked.load(Ordering::SeqCst) {
+            // The driver has gone to sleep meanwhile, and may not have seen it.
+            self.shared.release_held(true);
+        }
         self.check_sent(self.send_eager());
         Ok(if matches!(written, FrameProgress::All) { Sent::All(sending.bytes) } else { Sent::Lent(sending.bytes) })
     }
@@ -594,9 +603,13 @@ impl Link for OfiLink {
 
     fn more_follows(&self) {
         // A driver that sleeps does not look after what waits.
-        if !self.shared.parked.load(Ordering::SeqCst) && self.out.lock().expect_more() {
-            self.shared.add_held(self.me.upgrade());
+        if !self.shared.parked.load(Ordering::SeqCst) {
+            self.out.lock().expect_more();
         }
+    }
+
+    fn gathers(&self) -> bool {
+        true
     }
 
     fn scheme(&self) -> Transport {

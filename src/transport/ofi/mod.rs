@@ -79,7 +79,8 @@ struct OfiShared {
     watch: Mutex<Watch>,
     /// Links that have failed where it could not be reported.
     scheduled: Mutex<Vec<Arc<OfiLink>>>,
-    /// Links whose messages wait for the end of the driver's pass, or for company; and how often it has polled since.
+    /// Links whose messages wait for the end of the driver's pass, for company, or for a frame that is to follow; and how often
+    /// the driver has polled since.
     held: Mutex<Vec<Arc<OfiLink>>>,
     /// `held` is not empty.
     has_held: AtomicBool,
@@ -587,7 +588,7 @@ impl TransportDriver for Ofi {
         let bulks = self.shared.bulks.lock().clone();
         let quiet =
             self.shared.all_ports().iter().all(|port| port.station.park()) && bulks.iter().all(|bulk| bulk.station.park());
-        // Another thread may not have seen yet that this one sleeps.
+        // What another thread has gathered before it could see that this one sleeps.
         quiet && !self.shared.pending_flags.load(Ordering::SeqCst) && !self.shared.has_held.load(Ordering::SeqCst)
     }
 

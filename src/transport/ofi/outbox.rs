@@ -85,7 +85,7 @@ pub(super) struct OfiOutbox {
     held: bool,
     /// A further frame follows the next one.
     more: bool,
-    /// The driver knows that something is gathered.
+    /// The driver will call `release`.
     listed: bool,
     /// Messages that the provider had no room for: it has no connection yet, or the peer is dead; or for which it may not be asked,
     /// since it keeps so many.
@@ -209,10 +209,14 @@ impl OfiOutbox {
         !std::mem::replace(&mut self.listed, true)
     }
 
-    /// The next frame is gathered, for the one that follows it at once. True as from `hold`: it may not follow after all.
-    pub(super) fn expect_more(&mut self) -> bool {
+    /// The next frame is gathered, for the one that follows it at once.
+    pub(super) fn expect_more(&mut self) {
         self.more = true;
-        !std::mem::replace(&mut self.listed, true)
+    }
+
+    /// Whether something is gathered for a frame that is to follow. Then the driver is to be told: it may not follow after all.
+    pub(super) fn begins_to_wait(&mut self) -> bool {
+        !self.gathered.is_empty() && !std::mem::replace(&mut self.listed, true)
     }
 
     /// Ends `hold`, and posts what was gathered. False when that waits for company, unless it has waited long enough.

@@ -441,51 +441,41 @@ fn hooks_and_wakers_run_without_locks_held() {
     }
 }
 
-/// Pulls and short pushes that are started while others are in progress begin together with more of them; those that block do not,
-/// nor do pushes of many bytes. Over shm the bytes of a short push leave at once.
+/// Pulls that are started while others are in progress are asked for together with more of them; those that block are not, nor
+/// are pushes, whose bytes follow.
 #[test]
-fn started_transfers_are_held_while_others_are_in_progress() -> crate::Result<()> {
-    started_transfers("loop://", true)?;
-    started_transfers("shm://", false)
-}
-
-fn started_transfers(address: &str, short_push_is_held: bool) -> crate::Result<()> {
-    const LONG: usize = (64 << 10) + 1;
-    let server = Engine::server(address)?;
-    let exposed = server.expose(vec![7u8; LONG], crate::BulkMode::ReadWrite)?;
+fn started_pulls_are_held_while_others_are_in_progress() -> crate::Result<()> {
+    let server = Engine::server("loop://")?;
+    let exposed = server.expose(vec![7u8; 100], crate::BulkMode::ReadWrite)?;
     let bulk = exposed.bulk();
     server.define("bulk", move |_: &Request, (): ()| bulk.clone())?;
-    let client = Engine::client(&server.address().scheme().to_string())?;
+    let client = Engine::client("loop")?;
     let peer = client.lookup(server.address())?;
     let remote = client.procedure::<(), crate::Bulk>("bulk").on(&peer).call(&())?.on(&peer);
-    let local: Vec<_> = [(0u8, 100), (0, 100), (0, 100), (0, 100), (7, 100), (7, LONG)]
+    let local: Vec<_> = [0u8, 0, 0, 0, 7]
         .into_iter()
-        .map(|(byte, len)| client.expose(vec![byte; len], crate::BulkMode::ReadWrite))
+        .map(|byte| client.expose(vec![byte; 100], crate::BulkMode::ReadWrite))
         .collect::<crate::Result<_>>()?;
     let (core, far) = (client.by_hand(), server.by_hand());
-    let are_held = |held| core.held_calls().is_none_or(|calls| calls == (held, 0));
     let mut pulls = Vec::new();
     for memory in &local[..3] {
         pulls.push(remote.start_pull_into(memory.slice(0, 100)?));
-        assert!(are_held(false), "the first three are sent at once, over {address}");
+        assert!(core.held_calls().is_none_or(|held| held == (false, 0)), "the first three are sent at once");
     }
     pulls.push(remote.start_pull_into(local[3].slice(0, 100)?));
-    assert!(are_held(true), "the fourth is held, over {address}");
+    assert!(core.held_calls().is_none_or(|held| held == (true, 0)), "the fourth is held");
     let push = remote.start_push_from(local[4].slice(0, 100)?);
-    assert!(are_held(short_push_is_held), "a short push, over {address}");
-    let long = remote.start_push_from(local[5].slice(0, LONG)?);
-    assert!(are_held(false), "a long push takes what is held along, over {address}");
+    assert!(core.held_calls().is_none_or(|held| held == (false, 0)), "a push takes what is held along");
     std::thread::scope(|scope| {
         let ended = scope.spawn(|| {
             let pulled: Vec<_> = pulls.into_iter().map(|pull| pull.wait().0).collect();
-            (pulled, push.wait().0, long.wait().0)
+            (pulled, push.wait().0)
         });
         while !ended.is_finished() {
-            far.turn(true);
+            far.turn(false);
         }
-        let (pulled, pushed, long) = ended.join().unwrap();
+        let (pulled, pushed) = ended.join().unwrap();
         assert!(pulled.into_iter().chain([pushed]).all(|moved| moved.is_ok_and(|len| len == 100)));
-        assert!(long.is_ok_and(|len| len == LONG));
     });
     assert!(local.into_iter().take(4).all(|memory| memory.reclaim() == [7; 100]));
     Ok(())

@@ -343,6 +343,7 @@ fn a_send_that_another_one_follows_leaves_with_it() {
     driven.poll_until("two bytes", |driven| driven.heard.len() == 2);
     assert_eq!(driven.messages - before, 1, "they go together");
     link.more_follows();
+    driven.poll();
     send(3);
     driven.poll_until("a byte that nothing follows", |driven| driven.heard.len() == 3);
     driven.ofi.park();
