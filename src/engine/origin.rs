@@ -136,7 +136,8 @@ struct NextText<'a>(&'a mut AddressTexts);
 impl<'de> DeserializeSeed<'de> for NextText<'_> {
     type Value = ();
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_str(self)
+        // As one that is kept: the decoder of messages bounds the memory of their values.
+        deserializer.deserialize_string(self)
     }
 }
 
@@ -148,5 +149,71 @@ impl Visitor<'_> for NextText<'_> {
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<(), E> {
         self.0.push(text);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(texts: &[&str]) -> Result<AddressTexts, postcard::Error> {
+        postcard::from_bytes(&postcard::to_stdvec(texts).unwrap())
+    }
+
+    /// What the next receiver of a bulk gets.
+    fn sent_on(origin: &Origin) -> Vec<String> {
+        postcard::from_bytes(&postcard::to_stdvec(origin).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn addresses_are_those_that_were_sent_but_for_what_is_none() {
+        let long = format!("loop://{}", "a".repeat(MAX_LEN));
+        let texts = decode(&["tcp://192.0.2.1:7000", "nonsense", "", &long, "shm://a", "tcp://192.0.2.1:7000"]).unwrap();
+        let origin = Origin::received(1, texts, None);
+        let expected = ["tcp://192.0.2.1:7000", "shm://a"];
+        assert_eq!(origin.addresses().iter().map(Address::to_string).collect::<Vec<_>>(), expected);
+        assert_eq!(sent_on(&origin), expected);
+    }
+
+    #[test]
+    fn texts_that_are_too_long_for_addresses_are_left_out() {
+        let long = "a".repeat(usize::from(u16::MAX) + 5000);
+        let texts = decode(&["shm://a", &long, "shm://b"]).unwrap();
+        assert_eq!(texts.iter().collect::<Vec<_>>(), ["shm://a", "shm://b"]);
+    }
+
+    #[test]
+    fn a_wildcard_address_is_sent_on_as_it_was_seen() {
+        let seen_at = "tcp://192.0.2.7:53000".parse().ok();
+        let texts = decode(&["tcp://192.0.2.1:7000", "tcp://0.0.0.0:7000"]).unwrap();
+        let expected = ["tcp://192.0.2.1:7000", "tcp://192.0.2.7:7000"];
+        // Nothing has asked for its addresses before.
+        assert_eq!(sent_on(&Origin::received(1, texts, seen_at)), expected);
+    }
+
+    #[test]
+    fn more_addresses_than_an_engine_has_are_refused() {
+        let longest = format!("loop://{}", "a".repeat(MAX_LEN - 7));
+        let most = decode(&vec![longest.as_str(); MAX_ADDRESSES]).unwrap();
+        assert!(most.iter().len() == MAX_ADDRESSES && most.iter().all(|text| text == longest));
+        assert!(decode(&["loop://a"; MAX_ADDRESSES + 1]).is_err());
+        assert!(decode(&[""; MAX_ADDRESSES + 1]).is_err());
+    }
+
+    /// A program may keep bulks in other formats than that of messages, some of which have no text to borrow.
+    #[test]
+    fn addresses_are_read_from_formats_that_own_their_texts() {
+        let texts: AddressTexts = serde_json::from_str(r#"["tcp:\/\/192.0.2.1:7000", "shm://\u0061"]"#).unwrap();
+        let origin = Origin::received(1, texts, None);
+        assert_eq!(serde_json::to_string(&origin).unwrap(), r#"["tcp://192.0.2.1:7000","shm://a"]"#);
+    }
+
+    #[test]
+    fn an_engine_sends_the_addresses_that_it_listens_at() {
+        let addresses = vec!["tcp://192.0.2.1:7000".parse().unwrap(), "tcp://0.0.0.0:7000".parse().unwrap()];
+        let engine = crate::Engine::client("loop").unwrap();
+        let origin = Origin::own(std::sync::Arc::downgrade(&engine.shared().core), 1, addresses.clone());
+        assert_eq!(origin.addresses(), addresses);
+        assert_eq!(sent_on(&origin), ["tcp://192.0.2.1:7000", "tcp://0.0.0.0:7000"]);
     }
 }

@@ -130,7 +130,7 @@ fn what_is_sent_at_once_is_not_held_any_more() {
 #[test]
 fn short_pushes_wait_where_payloads_leave_together() {
     const LONG: usize = (64 << 10) + 1;
-    for (gathers, len, waits) in [(true, 100, true), (false, 100, false), (true, LONG, false)] {
+    for (gathers, len, waits) in [(true, 100, true), (true, LONG - 1, true), (false, 100, false), (true, LONG, false)] {
         let mut net = pair();
         net.expose(1, 5, vec![0; LONG], true, true);
         net.hosts[1].echo = false;

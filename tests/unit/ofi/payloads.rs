@@ -346,16 +346,23 @@ fn a_send_that_another_one_follows_leaves_with_it() {
     driven.poll();
     send(3);
     driven.poll_until("a byte that nothing follows", |driven| driven.heard.len() == 3);
-    driven.ofi.park();
+    let hear = |driven: &mut Driven, len| {
+        let begin = Instant::now();
+        while driven.heard.len() < len {
+            assert!(begin.elapsed() < BOUND, "what is sent while the driver sleeps waits for it: {:?}", driven.heard);
+            driven.hear();
+        }
+    };
+    // It goes to sleep after the thread has looked whether it sleeps, and before.
     link.more_follows();
+    driven.ofi.park();
     send(4);
-    let begin = Instant::now();
-    while driven.heard.len() < 4 {
-        assert!(begin.elapsed() < BOUND, "what is sent while the driver sleeps waits for it");
-        driven.hear();
-    }
+    hear(&mut driven, 4);
+    link.more_follows();
+    send(5);
+    hear(&mut driven, 5);
     driven.ofi.unpark();
-    assert_eq!(driven.heard, [1, 2, 3, 4].map(Heard::Byte));
+    assert_eq!(driven.heard, [1, 2, 3, 4, 5].map(Heard::Byte));
     driven.finish();
 }
 
