@@ -92,6 +92,7 @@ pub(super) struct PeerLink<E: Env> {
     pub checksums: bool,
     /// Frames that wait to be sent.
     control: Vec<u8>,
+    /// What of them, and of the streams, may wait for more.
     waiting: sending::Waiting,
     spare: Vec<u8>,
     /// What carries it, once it is there.

@@ -251,8 +251,7 @@ pub(crate) enum Output<E: Env> {
         lane: bool,
     },
     /// Send the bytes and the payload behind them, then report `handle_sent`. If the payload was exported to the peer,
-    /// `handle_returned` follows. `more`: with that report the next payload is sent,
-    /// unless its stream has ended meanwhile.
+    /// `handle_returned` follows. `more`: with that report the next payload is sent, unless its stream has ended meanwhile.
     Transmit {
         link: LinkId,
         carrier: Option<E::Carrier>,

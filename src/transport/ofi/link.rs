@@ -15,7 +15,7 @@ use std::time::Instant;
 use super::OfiShared;
 use super::backlog::Backlog;
 use super::bulk::{BulkEndpoint, BulkOwner};
-use super::limits::{CHUNK, CREDITS, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RECEIVES, REPLIES, RETRY, RETRY_SLOWLY};
+use super::limits::{CHUNK, CREDITS, EAGER, GRACE, HELLO_AGAIN, LINGER, MESSAGE, RECEIVES, REPLIES, RETRY, RETRY_SLOWLY};
 use super::outbox::{FrameProgress, OfiOutbox, OfiSend};
 use super::port::{PeerName, Port};
 use super::wire::{FurtherParts, OfiContent, OfiHeader, OfiHello};
@@ -603,13 +603,14 @@ impl Link for OfiLink {
 
     fn more_follows(&self) {
         // A driver that sleeps does not look after what waits.
-        if !self.shared.parked.load(Ordering::SeqCst) {
+        if self.gathers() && !self.shared.parked.load(Ordering::SeqCst) {
             self.out.lock().expect_more();
         }
     }
 
+    /// Those that go to a slot. Others are cut into messages, which are full without company.
     fn gathers(&self) -> bool {
-        true
+        self.port.longest_in_messages() < EAGER
     }
 
     fn scheme(&self) -> Transport {
