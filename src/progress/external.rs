@@ -16,7 +16,7 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
@@ -27,6 +27,7 @@ use super::Core;
 use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::drive::DriveGoal;
 use super::driver_lock::Acquired;
+use super::signal::{Counter, Signal};
 use super::workers::Job;
 use crate::deferred_log::defer;
 
@@ -42,21 +43,26 @@ pub(super) struct External {
     /// When the timer expires or has expired, in microseconds after `Core::start`; `u64::MAX` when it is not set. Only the
     /// driver changes it.
     timer_at: AtomicU64,
-    signal: OwnedFd,
-    /// ```text
-    ///   QUIET ──signal()──▶ SETTING ──written──▶ SET ──clear_signal()──▶ CLEARING ──read──▶ QUIET
-    /// ```
-    signal_state: AtomicU8,
+    signal: Signal<EventFd>,
     /// `progress` has found the driver lock taken: the driver gives the signal when it has released the lock.
     refused: AtomicBool,
     /// Threads within a `progress` that may sleep.
     sleepers: Mutex<Vec<Arc<ThreadWaiter>>>,
 }
 
-const QUIET: u8 = 0;
-const SETTING: u8 = 1;
-const SET: u8 = 2;
-const CLEARING: u8 = 3;
+struct EventFd(OwnedFd);
+
+impl Counter for EventFd {
+    fn write(&self) {
+        if let Err(error) = rustix::io::write(&self.0, &1u64.to_ne_bytes()) {
+            defer(move || tracing::error!(target: "calomel::progress", %error, "can't wake the event loop"));
+        }
+    }
+
+    fn read(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
+    }
+}
 
 thread_local! {
     /// The engine whose jobs this thread runs within `progress`; 0 for none.
@@ -75,38 +81,18 @@ impl External {
             descriptor,
             timer,
             timer_at: AtomicU64::new(u64::MAX),
-            signal,
-            signal_state: AtomicU8::new(QUIET),
+            signal: Signal::new(EventFd(signal)),
             refused: AtomicBool::new(false),
             sleepers: Mutex::default(),
         })
     }
 
-    /// Makes the descriptor readable until [`External::clear_signal`], and wakes the threads that sleep in `progress`. What it
-    /// is about must be visible before.
+    /// Makes the descriptor readable until `progress` has looked, and wakes the threads that sleep in it. What it is about must
+    /// be visible before.
     fn signal(&self) {
-        // In any other state, a thread that clears the signal looks afterwards at what it is about.
-        if self.change_signal(QUIET, SETTING) {
-            if let Err(error) = rustix::io::write(&self.signal, &1u64.to_ne_bytes()) {
-                defer(move || tracing::error!(target: "calomel::progress", %error, "can't wake the event loop"));
-            }
-            self.signal_state.store(SET, Ordering::SeqCst);
-        }
+        self.signal.give();
         let sleepers = self.sleepers.lock().clone();
         sleepers.iter().for_each(|sleeper| sleeper.wake());
-    }
-
-    fn change_signal(&self, from: u8, to: u8) -> bool {
-        self.signal_state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-    }
-
-    /// To be called before looking at what the signal is about.
-    fn clear_signal(&self) {
-        // A signal that is being set is read the next time: read too early, it would stay set.
-        if self.change_signal(SET, CLEARING) {
-            let _ = rustix::io::read(&self.signal, &mut [0u8; 8]);
-            self.signal_state.store(QUIET, Ordering::SeqCst);
-        }
     }
 
     /// Makes an expired timer unreadable.
@@ -203,7 +189,7 @@ impl Core {
         with_sleeper(|sleeper| {
             let _sleeping = (!timeout.is_zero()).then(|| Sleeping::enter(external, &sleeper.waiter));
             loop {
-                external.clear_signal();
+                external.signal.clear();
                 // Another thread may have left them while it drove for a call of its own.
                 if self.run_jobs_of_loop(&mut Vec::new()) {
                     return true;
@@ -215,7 +201,8 @@ impl Core {
                 if acquired.is_some_and(|acquired| self.drive_for_loop(acquired, deadline)) {
                     return true;
                 }
-                if !self.threads.has_jobs() && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                let over = !self.threads.has_jobs() && deadline.is_some_and(|deadline| Instant::now() >= deadline);
+                if over && !external.signal.clear_late() {
                     return false;
                 }
             }

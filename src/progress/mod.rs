@@ -16,6 +16,7 @@ mod link_table;
 mod own_completion;
 mod polls;
 mod processor;
+mod signal;
 mod steps;
 mod threads;
 mod timers;

@@ -26,7 +26,9 @@ pub const HONEST: [u8; 16] = *b"\x97of-honest-peer\x97";
 pub const LEN: usize = 100_000;
 
 pub fn full_of(mark: [u8; 16]) -> Vec<u8> {
-    mark.iter().copied().cycle().take(LEN).collect()
+    let mut bytes = mark.repeat(LEN.div_ceil(mark.len()));
+    bytes.truncate(LEN);
+    bytes
 }
 
 /// The memory whose bulks the victim prints for its parent, in this order.

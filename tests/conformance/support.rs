@@ -67,9 +67,10 @@ impl Net {
         self.knobs
     }
 
-    /// A builder configured for this transport.
+    /// A builder configured for this transport. Engines that wait send no heartbeats, which would wake an engine that has missed
+    /// an event, so that it is late and does not hang.
     pub fn builder(&self) -> EngineBuilder {
-        (self.knobs)(Engine::builder())
+        (self.knobs)(Engine::builder().peer_timeout(Duration::from_secs(3600)))
     }
 
     /// An address to listen at that no other test uses.

@@ -171,7 +171,9 @@ impl Lease for TestLease {
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random(seed);
     let block: Vec<u8> = (0..len.min(4099)).map(|_| random.next() as u8).collect();
-    block.iter().copied().cycle().take(len).collect()
+    let mut bytes = block.repeat(len.div_ceil(4099));
+    bytes.truncate(len);
+    bytes
 }
 
 /// splitmix64: the same numbers on every platform.

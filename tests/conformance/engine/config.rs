@@ -14,7 +14,8 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 fn text(listen: &str) -> String {
     format!(
         r#"{{ "listen": [{listen:?}], "max_message_size": "100 kB", "default_timeout": "20s", "eager_limit": 100,
-            "eager_bulk_limit": 0, "handler_threads": 2, "progress": "park", "remote_shutdown": true, "max_exposures": 1 }}"#
+            "eager_bulk_limit": 0, "handler_threads": 2, "progress": "park", "remote_shutdown": true, "max_exposures": 1,
+            "peer_timeout": "1h" }}"#
     )
 }
 

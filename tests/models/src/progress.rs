@@ -9,6 +9,9 @@ mod drive;
 mod driver_lock;
 #[path = "../../../src/progress/polls.rs"]
 mod polls;
+#[path = "../../../src/progress/signal.rs"]
+mod signal;
+pub(crate) mod signals;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

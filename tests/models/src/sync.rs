@@ -1,6 +1,6 @@
 //! Calomel's `sync`, by loom.
 
-use loom::sync::Condvar;
+pub(crate) use loom::sync::Condvar;
 pub(crate) use loom::sync::MutexGuard;
 pub(crate) use loom::sync::atomic;
 pub(crate) use loom::sync::{RwLockReadGuard, RwLockWriteGuard};
