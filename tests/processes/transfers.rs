@@ -18,8 +18,11 @@ struct Setup {
 
 /// A child that may signal itself, and an engine here that has called it once.
 fn setup(signal: i32) -> Setup {
+    setup_with(signal, server())
+}
+
+fn setup_with(signal: i32, engine: Engine) -> Setup {
     let (child, address) = Child::server(&[(STRIKE, &signal.to_string())]);
-    let engine = server();
     let endpoint = engine.lookup(&address).unwrap();
     assert_serves(&engine, &endpoint);
     Setup { child, engine, endpoint, signal }
@@ -149,7 +152,9 @@ fn pusher_killed_or_stopped_releases_the_memory(signal: i32) {
 
 fn transfers_with_stopped_peer_time_out() {
     let _watchdog = Watchdog::start("transfers::transfers_with_stopped_peer_time_out");
-    let setup = setup(libc::SIGSTOP);
+    // Not given up before the deadlines, on a slow machine either.
+    let engine = configured().peer_timeout(patience() * HEARTBEAT).listen(anywhere()).build().unwrap();
+    let setup = setup_with(libc::SIGSTOP, engine);
     let open = setup.engine.procedure::<(u8, usize), Bulk>("open");
     let bulk = open.on(&setup.endpoint).call(&(1, LEN)).unwrap();
     setup.child.signal(libc::SIGSTOP);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use calomel::{Bulk, BulkMode, Endpoint, Engine, EngineBuilder, Error, Progress, Request, Responder};
 
 use crate::event_loop::{EventLoop, TRIGGERS};
-use crate::support::{BOUND, Gate, Net, Pair, block_on, eventually, pattern};
+use crate::support::{BOUND, Gate, Net, Pair, block_on, eventually, pattern, rounds};
 
 /// No thread at all.
 fn bare(builder: EngineBuilder) -> EngineBuilder {
@@ -143,7 +143,7 @@ fn memory_of(memory: &calomel::Exposed<Vec<u8>>) -> Vec<u8> {
 }
 
 fn one_way_floods_arrive(net: &Net) {
-    const COUNT: usize = 5000;
+    let per_thread = rounds(5000);
     for trigger in TRIGGERS {
         let pair = Pair::of(net.server_with(bare), net.client_with(bare));
         let seen = Arc::new(AtomicUsize::new(0));
@@ -158,13 +158,13 @@ fn one_way_floods_arrive(net: &Net) {
         thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
-                    for _ in 0..COUNT {
+                    for _ in 0..per_thread {
                         call.notify(&vec![1; 500]).unwrap();
                     }
                 });
             }
         });
-        eventually("all have arrived", || seen.load(Ordering::SeqCst) == 2 * COUNT);
+        eventually("all have arrived", || seen.load(Ordering::SeqCst) == 2 * per_thread);
     }
 }
 
@@ -181,13 +181,13 @@ fn no_wake_up_is_lost(net: &Net) {
             for caller in 0..2 {
                 let pair = &pair;
                 scope.spawn(move || {
-                    for x in 0..150 {
+                    for x in 0..rounds(150) as u64 {
                         assert_eq!(sum(&pair.client, &pair.to_server, x, caller).unwrap(), x + caller);
                     }
                 });
                 scope.spawn(move || {
                     let started = pair.client.procedure::<(u64, u64), u64>("sum").on(&pair.to_server).timeout(BOUND);
-                    for x in 0..150 {
+                    for x in 0..rounds(150) as u64 {
                         let calls: Vec<_> = (0..1 + x % 12).map(|y| started.start(&(x, y)).unwrap()).collect();
                         for (y, call) in calls.into_iter().enumerate() {
                             assert_eq!(block_on(call).unwrap(), x + y as u64);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use calomel::{Engine, Error, Request};
 
 use crate::assert_error;
-use crate::support::{Net, Pair, eventually};
+use crate::support::{Net, Pair, eventually, rounds};
 
 fn first_call_connects_the_endpoint(net: &Net) {
     let pair = net.pair();
@@ -140,7 +140,7 @@ fn endpoint_of_another_engine_neither_hangs_nor_crashes(net: &Net) {
 
 fn simultaneous_connects_lose_no_call(net: &Net) {
     // Each pair may briefly have two connections; no call is lost on either, and each is executed once.
-    for _ in 0..40 {
+    for _ in 0..rounds(40) {
         let engines = [net.server(), net.server(), net.server()];
         let counts: Vec<_> = engines
             .iter()

@@ -317,7 +317,7 @@ fn values_beside_calls_that_take_the_room(net: &Net) {
     let pair = tight(net);
     let handled = define_texts(&pair.server);
     pair.server.define("take", |_: &Request, texts: Texts| texts.len()).unwrap();
-    let stop = AtomicBool::new(false);
+    let (stop, all) = (AtomicBool::new(false), rounds(24));
     let sent = thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
@@ -331,7 +331,7 @@ fn values_beside_calls_that_take_the_room(net: &Net) {
             });
         }
         let mut sent = Vec::new();
-        for number in 0..60 {
+        for number in 0..all as u64 {
             let count = [12_000, 15_000, 100_000, 300_000][number as usize % 4];
             match texts(&pair, number, count) {
                 Ok(()) => sent.push(number),
@@ -346,7 +346,7 @@ fn values_beside_calls_that_take_the_room(net: &Net) {
         stop.store(true, Ordering::Relaxed);
         sent
     });
-    assert!(sent.len() >= 30);
+    assert!(sent.len() >= all / 2);
     assert_handled(&handled, &sent);
     assert_eq!(pair.server.refusals().one_way, 0);
 }
@@ -393,20 +393,21 @@ fn values_of_a_procedure_that_is_removed(net: &Net) {
     let defined = pair.server.define("many", move |_: &Request, _: Texts| _ = count.fetch_add(1, Ordering::SeqCst)).unwrap();
     let many = pair.client.procedure::<Texts, ()>("many").on(&pair.to_server);
     // A caller has credit for many when many have been handled.
-    for _ in 0..20_000 {
+    let before = rounds(20_000);
+    for _ in 0..before {
         many.notify(&Texts::new()).unwrap();
     }
-    eventually("they are handled", || handled.load(Ordering::SeqCst) == 20_000);
+    eventually("they are handled", || handled.load(Ordering::SeqCst) == before);
     let holding = hold(&pair, &gate);
     let mut sent = 0;
-    while sent < 4_000 && many.clone().timeout(Duration::from_millis(200)).notify(&vec![String::new(); 200]).is_ok() {
+    while sent < rounds(4_000) && many.clone().timeout(Duration::from_millis(200)).notify(&vec![String::new(); 200]).is_ok() {
         sent += 1;
     }
     pair.client.procedure::<(), ()>("there").on(&pair.to_server).call(&()).unwrap_err();
     assert!(defined.remove());
     gate.open();
     holding.into_iter().for_each(|holds| drop(holds.wait()));
-    let over = || handled.load(Ordering::SeqCst) - 20_000 + pair.server.refusals().one_way as usize;
+    let over = || handled.load(Ordering::SeqCst) - before + pair.server.refusals().one_way as usize;
     let begin = Instant::now();
     while over() < sent {
         assert!(begin.elapsed() < BOUND, "{} of {sent} calls are over", over());
