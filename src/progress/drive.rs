@@ -409,8 +409,8 @@ impl Core {
         let pacer = &self.pacer;
         let mut pace = pacer.pace.load(Ordering::Relaxed);
         let mut left = pacer.left.load(Ordering::Relaxed);
-        if goal.until_event {
-            // It may well end before the reactor is polled below.
+        if goal.until_event || (goal.stop)() {
+            // It may well end before the reactor is polled below, again and again where jobs follow one another.
             self.poll_reactor_if_due(pacer.clock.load(Ordering::Relaxed), &mut pending, jobs);
         }
         // Whether calls that may wait for more are held, once there are any; and since when.

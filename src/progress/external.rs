@@ -28,13 +28,12 @@ use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::drive::DriveGoal;
 use super::driver_lock::Acquired;
 use super::signal::{Counter, Signal};
+use super::threads::MAX_JOBS;
 use super::workers::Job;
 use crate::deferred_log::defer;
 
-/// Most rounds of polling that found something, and most jobs, of one call: then the other sources of the event loop get
-/// their turn.
+/// Most rounds of polling that found something, of one call: then the other sources of the event loop get their turn.
 const MAX_ROUNDS: u32 = 64;
-const MAX_JOBS: u32 = 256;
 
 pub(super) struct External {
     /// What the event loop waits for.
@@ -191,14 +190,17 @@ impl Core {
             loop {
                 external.signal.clear();
                 // Another thread may have left them while it drove for a call of its own.
-                if self.run_jobs_of_loop(&mut Vec::new()) {
-                    return true;
-                }
+                let ran = self.run_jobs_of_loop(&mut Vec::new());
                 if self.is_stopping() {
-                    return false;
+                    // The loop has yet to learn that the engine ends.
+                    external.signal();
+                    return ran;
                 }
+                // Also after jobs, without waiting: the signal may have been about the driver lock too, and jobs that follow one
+                // another for ever must not keep the engine from driving.
+                let deadline = if ran { Some(begin) } else { deadline };
                 let acquired = self.acquire_for_loop(external, sleeper, deadline);
-                if acquired.is_some_and(|acquired| self.drive_for_loop(acquired, deadline)) {
+                if acquired.is_some_and(|acquired| self.drive_for_loop(acquired, deadline)) || ran {
                     return true;
                 }
                 let over = !self.threads.has_jobs() && deadline.is_some_and(|deadline| Instant::now() >= deadline);
@@ -214,13 +216,14 @@ impl Core {
         if let Some(acquired) = self.driver_lock.try_acquire() {
             return Some(acquired);
         }
+        // The event loop must not spin while another thread drives. The driver sees the deadline, or whoever is told next that the
+        // lock is free: so this comes first.
+        external.read_timer();
         // An event loop that is told of each change once has to be told again.
         external.refused.store(true, Ordering::SeqCst);
         if let Some(acquired) = self.driver_lock.try_acquire() {
             return Some(acquired);
         }
-        // The driver has seen the deadline, or will: the event loop must not spin meanwhile.
-        external.read_timer();
         let over =
             || self.threads.has_jobs() || self.is_stopping() || deadline.is_some_and(|deadline| Instant::now() >= deadline);
         if over() {

@@ -1,9 +1,9 @@
 //! The signal that makes the descriptor of an event loop readable until [`Core::progress`](super::Core::progress) has looked.
 //!
-//! An event loop may be told of changes only, so each change that `progress` has to look at must come with a write, unless a
-//! look is certain to follow. It is as long as the signal is *given*: whoever gives it writes afterwards, and it is taken back
-//! before the look, but after the read. A write may come late, when all has been looked at already. It leaves the counter
-//! readable, and the loop would turn for ever: a `progress` that has found nothing reads it.
+//! An event loop may be told of changes only, so what `progress` has to look at needs a write after it, unless a look is certain
+//! to follow. While the signal is *given*, one is: the thread that gave it writes next, and `progress` takes it back only before
+//! it looks. That write may come late, when all has been looked at. It leaves the counter readable, and a loop that is told as
+//! long as it is would not come to rest: so a `progress` that has found nothing reads the counter, too.
 //!
 //! ```text
 //!   a change   give: [given ← true]  [write, if it was false]
@@ -41,7 +41,7 @@ impl<C: Counter> Signal<C> {
     pub(super) fn clear(&self) {
         if self.given.load(Ordering::SeqCst) {
             self.counter.read();
-            // A read and a write in one, so that this thread sees what was changed before the signal was last given.
+            // A load and a store in one: this thread sees all that changed before the signal was last given.
             self.given.swap(false, Ordering::SeqCst);
         }
     }

@@ -31,6 +31,9 @@ const SHORT_TICK: Duration = Duration::from_micros(250);
 const MAX_CORK: Duration = Duration::from_micros(50);
 /// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else it sleeps until the next one begins.
 const BUSY_HANDLERS: u64 = 4;
+/// Most jobs that run one after the other before the engine drives again: an async handler that wakes itself is one job after
+/// the other.
+pub(super) const MAX_JOBS: u32 = 256;
 /// How long `stop` waits for a progress thread: one that takes longer is blocked by a handler.
 const GRACE: Duration = Duration::from_millis(50);
 
@@ -357,7 +360,7 @@ fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
 /// driver lock keeps it until a caller wants it.
 fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut lock: LockState) -> LockState {
     let threads = &core.threads;
-    let mut ran = false;
+    let mut ran = 0;
     let mut corked_since = None;
     let mut next = first.map(|job| (job, false));
     while let Some((job, more)) = next.take().or_else(|| threads.next_job()) {
@@ -365,7 +368,7 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
             core.dispatch(job);
             continue;
         }
-        ran = true;
+        ran += 1;
         threads.note_running(job.class());
         // The time it takes to wake the watcher does not count as the handler's.
         let began = if threads.begin_handling(lock == LockState::Holding) { core.pacer.read_clock() } else { core.pacer.now() };
@@ -384,11 +387,11 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
             core.driver_lock.release_as_progress();
             lock = LockState::ReleasedForCaller;
         }
-        if !is_current() {
+        if !is_current() || ran >= MAX_JOBS {
             break;
         }
     }
-    if ran {
+    if ran > 0 {
         core.uncork();
     }
     lock

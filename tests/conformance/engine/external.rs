@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, BulkMode, Endpoint, Engine, EngineBuilder, Error, Progress, Request, Responder};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::event_loop::{EventLoop, TRIGGERS};
-use crate::support::{BOUND, Gate, Net, Pair, block_on, eventually, pattern, rounds};
+use crate::rpc::asynchronous::define_eager;
+use crate::support::{BOUND, Gate, Net, Pair, block_on, eventually, patience, pattern, rounds};
 
 /// No thread at all.
 fn bare(builder: EngineBuilder) -> EngineBuilder {
@@ -313,6 +316,39 @@ fn futures_of_handlers_are_woken_in_the_loop(net: &Net) {
     }
 }
 
+fn future_that_wakes_itself_stops_no_progress(net: &Net) {
+    for trigger in TRIGGERS {
+        let pair = Pair::of(net.server_with(bare), net.client());
+        pair.client.define("next", |_: &Request, x: u64| x + 1).unwrap();
+        define_eager(&pair.server);
+        let _served = EventLoop::serving(&[&pair.server], trigger);
+        let eager = pair.client.procedure::<u64, u64>("eager").on(&pair.to_server).timeout(BOUND);
+        let begin = Instant::now();
+        for x in 0..50 {
+            assert_eq!(eager.call(&x).unwrap(), x + 1);
+        }
+        assert!(begin.elapsed() < patience() * Duration::from_secs(4), "{:?}", begin.elapsed());
+    }
+}
+
+/// Also when another thread was in `progress` at that moment, and was told.
+fn descriptor_is_readable_when_the_engine_ends(net: &Net) {
+    let engine = net.server_with(bare);
+    for ends_while_asleep in [true, false] {
+        let engine = if ends_while_asleep { engine.clone() } else { net.server_with(bare) };
+        thread::scope(|scope| {
+            let progress = scope.spawn(|| while engine.progress(BOUND).is_ok() {});
+            if ends_while_asleep {
+                thread::sleep(Duration::from_millis(20));
+            }
+            engine.finalize().unwrap();
+            progress.join().unwrap();
+        });
+        let mut fds = [PollFd::new(&engine, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 5, tv_nsec: 0 })).unwrap(), 1, "{ends_while_asleep}");
+    }
+}
+
 fn several_threads_make_progress(net: &Net) {
     let pair = Pair::of(net.server_with(bare), net.client_with(bare));
     define_sum(&pair.server);
@@ -463,6 +499,8 @@ suite!(
     end_of_a_peer_is_noticed,
     loop_serves_two_engines_that_call_each_other,
     futures_of_handlers_are_woken_in_the_loop,
+    future_that_wakes_itself_stops_no_progress,
+    descriptor_is_readable_when_the_engine_ends,
     several_threads_make_progress,
     progress_polls_once_or_until_its_timeout,
     progress_is_refused_where_it_can_only_fail,

@@ -7,10 +7,10 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{BulkMode, Error, Request};
+use calomel::{BulkMode, Engine, Error, Request};
 
 use crate::assert_error;
-use crate::support::{Net, pattern};
+use crate::support::{BOUND, Net, Pair, patience, pattern};
 
 fn async_handler_answers(net: &Net) {
     let pair = net.pair();
@@ -197,6 +197,45 @@ fn future_whose_first_poll_outlasts_its_engine_is_dropped(net: &Net) {
     dropped.recv_timeout(LONG).expect("the future is dropped, though the program keeps the engine");
 }
 
+/// Pending once, with its task woken.
+async fn yields() {
+    let mut woken = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut woken, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Calls its caller, and looks for the answer again and again.
+pub fn define_eager(engine: &Engine) {
+    let eager = |request: Request, x: u64| async move {
+        let call = request.engine().procedure::<u64, u64>("next").on(request.endpoint()).timeout(BOUND).start(&x).unwrap();
+        while !call.is_ready() {
+            yields().await;
+        }
+        call.await.unwrap()
+    };
+    engine.define_async("eager", eager).unwrap();
+}
+
+fn future_that_wakes_itself_stops_no_progress(net: &Net) {
+    for threads in [0, 2] {
+        let pair = Pair::of(net.server_with(|builder| builder.handler_threads(threads)), net.client());
+        pair.client.define("next", |_: &Request, x: u64| x + 1).unwrap();
+        define_eager(&pair.server);
+        let eager = pair.client.procedure::<u64, u64>("eager").on(&pair.to_server).timeout(BOUND);
+        let begin = Instant::now();
+        for x in 0..50 {
+            assert_eq!(eager.call(&x).unwrap(), x + 1);
+        }
+        assert!(begin.elapsed() < patience() * Duration::from_secs(4), "{:?}", begin.elapsed());
+    }
+}
+
 fn async_handler_that_panics_fails_its_call(net: &Net) {
     let pair = net.pair();
     pair.server
@@ -227,5 +266,6 @@ suite![
     future_woken_too_often_by_any_thread_completes,
     pending_future_is_dropped_when_its_call_times_out,
     future_whose_first_poll_outlasts_its_engine_is_dropped,
+    future_that_wakes_itself_stops_no_progress,
     async_handler_that_panics_fails_its_call,
 ];

@@ -1,7 +1,7 @@
 //! Tests of calls: how procedures are defined, and how calls are made, answered and ended.
 
 mod adversarial;
-mod asynchronous;
+pub mod asynchronous;
 mod attributes;
 mod call;
 mod checked;
