@@ -89,7 +89,7 @@ impl External {
     /// Makes the descriptor readable until `progress` has looked, and wakes the threads that sleep in it. What it is about must
     /// be visible before.
     fn signal(&self) {
-        self.signal.give();
+        self.signal.set();
         let sleepers = self.sleepers.lock().clone();
         sleepers.iter().for_each(|sleeper| sleeper.wake());
     }
@@ -216,8 +216,8 @@ impl Core {
         if let Some(acquired) = self.driver_lock.try_acquire() {
             return Some(acquired);
         }
-        // The event loop must not spin while another thread drives. The driver sees the deadline, or whoever is told next that the
-        // lock is free: so this comes first.
+        // The event loop must not spin while another thread drives. Read before `refused` is set: the deadline is seen by the thread
+        // that drives, or by the `progress` that follows the signal.
         external.read_timer();
         // An event loop that is told of each change once has to be told again.
         external.refused.store(true, Ordering::SeqCst);

@@ -1,13 +1,14 @@
-//! The signal that makes the descriptor of an event loop readable until [`Core::progress`](super::Core::progress) has looked.
+//! The signal that makes the descriptor of an event loop readable until [`Core::progress`](super::Core::progress) has looked for
+//! jobs and for the driver lock.
 //!
-//! An event loop may be told of changes only, so what `progress` has to look at needs a write after it, unless a look is certain
-//! to follow. While the signal is *given*, one is: the thread that gave it writes next, and `progress` takes it back only before
-//! it looks. That write may come late, when all has been looked at. It leaves the counter readable, and a loop that is told as
-//! long as it is would not come to rest: so a `progress` that has found nothing reads the counter, too.
+//! An edge-triggered loop needs a write after each change, unless a `progress` is certain to look later. While the signal is
+//! *set*, one is: the thread that set it writes next, and `progress` clears it only before it looks. That write may come late,
+//! when all has been found. It leaves the counter readable, and a level-triggered loop would call `progress` for ever: so a
+//! `progress` that has found nothing reads the counter, too.
 //!
 //! ```text
-//!   a change   give: [given ← true]  [write, if it was false]
-//!   progress   clear: [given?]  [read]  [given ← false]    look    [read, and again if given]
+//!   a change   set: [is_set ← true]  [write, if it was false]
+//!   progress   clear: [is_set?]  [read]  [is_set ← false]    look    [read, and again if is_set]
 //! ```
 
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -22,33 +23,33 @@ pub(super) trait Counter {
 
 pub(super) struct Signal<C> {
     counter: C,
-    given: AtomicBool,
+    is_set: AtomicBool,
 }
 
 impl<C: Counter> Signal<C> {
     pub(super) fn new(counter: C) -> Signal<C> {
-        Signal { counter, given: AtomicBool::new(false) }
+        Signal { counter, is_set: AtomicBool::new(false) }
     }
 
-    /// A look is needed at what has changed before this.
-    pub(super) fn give(&self) {
-        if !self.given.swap(true, Ordering::SeqCst) {
+    /// `progress` has to look for what has changed before this.
+    pub(super) fn set(&self) {
+        if !self.is_set.swap(true, Ordering::SeqCst) {
             self.counter.write();
         }
     }
 
-    /// To be called before each look.
+    /// To be called before `progress` looks.
     pub(super) fn clear(&self) {
-        if self.given.load(Ordering::SeqCst) {
+        if self.is_set.load(Ordering::SeqCst) {
             self.counter.read();
-            // A load and a store in one: this thread sees all that changed before the signal was last given.
-            self.given.swap(false, Ordering::SeqCst);
+            // A load and a store in one: this thread sees all that changed before the signal was last set.
+            self.is_set.swap(false, Ordering::SeqCst);
         }
     }
 
-    /// To be called after a look in vain. True if another look is needed.
+    /// To be called when `progress` has found nothing. True if it has to look again.
     pub(super) fn clear_late(&self) -> bool {
         self.counter.read();
-        self.given.load(Ordering::SeqCst)
+        self.is_set.load(Ordering::SeqCst)
     }
 }

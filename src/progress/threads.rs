@@ -271,8 +271,12 @@ fn progress(core: &Core, generation: u64) {
             if run_jobs(core, &is_current, None, LockState::ReleasedByHandler) == LockState::Replaced || !is_current() {
                 break;
             }
-            let acquired =
-                if at_once { core.driver_lock.try_acquire_as_progress() } else { wait_for_lock(core, sleeper, &mut seen) };
+            // Jobs that are left must not wait for the lock.
+            let acquired = if at_once || core.threads.has_jobs() {
+                core.driver_lock.try_acquire_as_progress()
+            } else {
+                wait_for_lock(core, sleeper, &mut seen)
+            };
             at_once = false;
             if acquired {
                 match serve(core, &is_current) {

@@ -11,8 +11,8 @@ use calomel::{Bulk, BulkMode, Endpoint, Engine, EngineBuilder, Error, Progress, 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::event_loop::{EventLoop, TRIGGERS};
-use crate::rpc::asynchronous::define_eager;
-use crate::support::{BOUND, Gate, Net, Pair, block_on, eventually, patience, pattern, rounds};
+use crate::rpc::asynchronous::assert_polling_handler_gets_answers;
+use crate::support::{BOUND, Gate, Net, Pair, block_on, eventually, pattern, rounds};
 
 /// No thread at all.
 fn bare(builder: EngineBuilder) -> EngineBuilder {
@@ -319,23 +319,15 @@ fn futures_of_handlers_are_woken_in_the_loop(net: &Net) {
 fn future_that_wakes_itself_stops_no_progress(net: &Net) {
     for trigger in TRIGGERS {
         let pair = Pair::of(net.server_with(bare), net.client());
-        pair.client.define("next", |_: &Request, x: u64| x + 1).unwrap();
-        define_eager(&pair.server);
         let _served = EventLoop::serving(&[&pair.server], trigger);
-        let eager = pair.client.procedure::<u64, u64>("eager").on(&pair.to_server).timeout(BOUND);
-        let begin = Instant::now();
-        for x in 0..50 {
-            assert_eq!(eager.call(&x).unwrap(), x + 1);
-        }
-        assert!(begin.elapsed() < patience() * Duration::from_secs(4), "{:?}", begin.elapsed());
+        assert_polling_handler_gets_answers(&pair);
     }
 }
 
 /// Also when another thread was in `progress` at that moment, and was told.
 fn descriptor_is_readable_when_the_engine_ends(net: &Net) {
-    let engine = net.server_with(bare);
     for ends_while_asleep in [true, false] {
-        let engine = if ends_while_asleep { engine.clone() } else { net.server_with(bare) };
+        let engine = net.server_with(bare);
         thread::scope(|scope| {
             let progress = scope.spawn(|| while engine.progress(BOUND).is_ok() {});
             if ends_while_asleep {

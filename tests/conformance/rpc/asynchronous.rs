@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{BulkMode, Engine, Error, Request};
+use calomel::{BulkMode, Error, Request};
 
 use crate::assert_error;
 use crate::support::{BOUND, Net, Pair, patience, pattern};
@@ -210,29 +210,30 @@ async fn yields() {
     .await;
 }
 
-/// Calls its caller, and looks for the answer again and again.
-pub fn define_eager(engine: &Engine) {
-    let eager = |request: Request, x: u64| async move {
+/// The handler calls its caller, and polls for the answer: between two polls it wakes itself.
+#[track_caller]
+pub fn assert_polling_handler_gets_answers(pair: &Pair) {
+    pair.client.define("next", |_: &Request, x: u64| x + 1).unwrap();
+    let polls = |request: Request, x: u64| async move {
         let call = request.engine().procedure::<u64, u64>("next").on(request.endpoint()).timeout(BOUND).start(&x).unwrap();
         while !call.is_ready() {
             yields().await;
         }
         call.await.unwrap()
     };
-    engine.define_async("eager", eager).unwrap();
+    pair.server.define_async("polls", polls).unwrap();
+    let polls = pair.client.procedure::<u64, u64>("polls").on(&pair.to_server).timeout(BOUND);
+    let begin = Instant::now();
+    for x in 0..50 {
+        assert_eq!(polls.call(&x).unwrap(), x + 1);
+    }
+    assert!(begin.elapsed() < patience() * Duration::from_secs(4), "{:?}", begin.elapsed());
 }
 
 fn future_that_wakes_itself_stops_no_progress(net: &Net) {
     for threads in [0, 2] {
-        let pair = Pair::of(net.server_with(|builder| builder.handler_threads(threads)), net.client());
-        pair.client.define("next", |_: &Request, x: u64| x + 1).unwrap();
-        define_eager(&pair.server);
-        let eager = pair.client.procedure::<u64, u64>("eager").on(&pair.to_server).timeout(BOUND);
-        let begin = Instant::now();
-        for x in 0..50 {
-            assert_eq!(eager.call(&x).unwrap(), x + 1);
-        }
-        assert!(begin.elapsed() < patience() * Duration::from_secs(4), "{:?}", begin.elapsed());
+        let server = net.server_with(|builder| builder.handler_threads(threads));
+        assert_polling_handler_gets_answers(&Pair::of(server, net.client()));
     }
 }
 

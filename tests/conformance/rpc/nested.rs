@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use calomel::{Engine, Request};
 
-use crate::support::{Net, Pair, eventually};
+use crate::support::{BOUND, Net, Pair, eventually};
 
 /// `depth`: calls its caller with one less, down to zero; returns how many handlers were involved.
 fn define_ping_pong(engine: &Engine) {
@@ -201,6 +203,27 @@ fn waiting_caller_without_handler_threads_serves_calls(net: &Net) {
     }
 }
 
+/// More than the progress thread runs before it looks for the driver lock, which the thread that waits has.
+fn waiting_caller_without_handler_threads_serves_many_calls(net: &Net) {
+    const CALLS: u64 = 900;
+    let pair = Pair::of(net.server(), net.client_with(|builder| builder.handler_threads(0)));
+    let next = |_: &Request, x: u64| {
+        // So that calls queue up.
+        thread::sleep(Duration::from_micros(100));
+        x + 1
+    };
+    pair.client.define("next", next).unwrap();
+    pair.server
+        .define("many", |request: &Request, ()| {
+            let next = request.engine().procedure::<u64, u64>("next").on(request.endpoint()).timeout(BOUND);
+            let calls: Vec<_> = (0..CALLS).map(|x| next.start(&x).unwrap()).collect();
+            calls.into_iter().map(|call| call.wait().unwrap()).sum::<u64>()
+        })
+        .unwrap();
+    let sum = pair.client.procedure::<(), u64>("many").on(&pair.to_server).timeout(2 * BOUND).call(&()).unwrap();
+    assert_eq!(sum, CALLS * (CALLS + 1) / 2);
+}
+
 suite![
     eight_nested_calls_between_two_engines_are_answered,
     concurrent_nested_calls_are_answered,
@@ -212,4 +235,5 @@ suite![
     one_way_calls_made_by_handlers_arrive,
     one_way_calls_arrive_while_handlers_at_both_ends_wait,
     waiting_caller_without_handler_threads_serves_calls,
+    waiting_caller_without_handler_threads_serves_many_calls,
 ];

@@ -53,8 +53,8 @@ const MODELS: &[(&str, fn())] = models! {
     rings: records_arrive_in_order response_wakes_the_sleeping_end injected_response_wakes_the_sleeping_end no_read_after_reclaim
         loan_ends_when_the_reader_has_finished end_of_a_loan_and_reclaim_can_coincide end_of_a_link_ends_its_loans
         read_after_withdrawal_is_discarded;
-    signals: loop_that_is_told_of_changes_misses_none loop_that_is_told_of_states_comes_to_rest
-        loop_beside_another_thread_misses_no_change;
+    signals: edge_triggered_loop_misses_no_signal level_triggered_loop_goes_back_to_sleep
+        loop_beside_another_thread_misses_no_signal;
 };
 
 /// In how many orders the current model has run.

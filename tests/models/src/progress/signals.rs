@@ -1,4 +1,4 @@
-//! Models of the signal of an event loop: each change is looked at, and the loop comes to rest.
+//! Models of the signal of an event loop: the loop finds each job, and goes back to sleep.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ struct Watched {
 #[derive(Default)]
 struct State {
     readable: bool,
-    /// There has been a write since the loop was last told.
+    /// There has been a write since `epoll_wait` last looked.
     edge: bool,
 }
 
@@ -38,14 +38,14 @@ impl Counter for EventFd {
 }
 
 impl EventFd {
-    /// Sleeps until the loop is told that it is readable: for each change, or as long as it is.
+    /// `epoll_wait`, edge-triggered or level-triggered.
     fn wait(&self, edges: bool) {
         let mut state = self.0.state.lock();
         loop {
-            // Where there was a change, and it has been read meanwhile, the loop is not told.
-            let told = state.readable && (!edges || state.edge);
+            // A write whose counter has been read meanwhile is no event.
+            let event = state.readable && (!edges || state.edge);
             state.edge = false;
-            if told {
+            if event {
                 return;
             }
             state = self.0.changed.wait(state).unwrap();
@@ -56,7 +56,7 @@ impl EventFd {
 struct Loop {
     signal: Signal<EventFd>,
     eventfd: EventFd,
-    /// What `progress` has to look at, and what it has looked at.
+    /// Jobs that wait, and those that `progress` has run.
     jobs: AtomicU32,
     done: AtomicU32,
 }
@@ -69,10 +69,10 @@ impl Loop {
 
     fn give(&self) {
         self.jobs.fetch_add(1, Ordering::SeqCst);
-        self.signal.give();
+        self.signal.set();
     }
 
-    fn look(&self) -> bool {
+    fn run_jobs(&self) -> bool {
         let found = self.jobs.swap(0, Ordering::SeqCst);
         self.done.fetch_add(found, Ordering::SeqCst);
         found > 0
@@ -82,7 +82,7 @@ impl Loop {
     fn progress(&self) -> bool {
         loop {
             self.signal.clear();
-            if self.look() {
+            if self.run_jobs() {
                 return true;
             }
             if !self.signal.clear_late() {
@@ -99,7 +99,7 @@ impl Loop {
     }
 }
 
-fn each_change_is_looked_at(edges: bool) {
+fn each_job_is_run(edges: bool) {
     model(3, move || {
         let served = Loop::new();
         let givers = [1, 2].map(|times| {
@@ -114,16 +114,16 @@ fn each_change_is_looked_at(edges: bool) {
     });
 }
 
-pub(crate) fn loop_that_is_told_of_changes_misses_none() {
-    each_change_is_looked_at(true);
+pub(crate) fn edge_triggered_loop_misses_no_signal() {
+    each_job_is_run(true);
 }
 
-pub(crate) fn loop_that_is_told_of_states_comes_to_rest() {
-    each_change_is_looked_at(false);
+pub(crate) fn level_triggered_loop_goes_back_to_sleep() {
+    each_job_is_run(false);
 }
 
 /// Another thread calls `progress`, at any time.
-pub(crate) fn loop_beside_another_thread_misses_no_change() {
+pub(crate) fn loop_beside_another_thread_misses_no_signal() {
     for edges in [true, false] {
         model(3, move || {
             let served = Loop::new();
@@ -135,7 +135,7 @@ pub(crate) fn loop_beside_another_thread_misses_no_change() {
                 let served = served.clone();
                 thread::spawn(move || while served.progress() {})
             };
-            // Once both changes are made, either thread has looked at them, or the loop is told.
+            // Once both jobs are there, the other thread has run them, or the loop gets an event.
             giver.join().unwrap();
             other.join().unwrap();
             served.serve(edges, 2);
