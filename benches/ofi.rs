@@ -24,8 +24,8 @@ const MESSAGE: usize = 64;
 /// The minimum number of exchanges in a round, since `fi_pingpong` counts the time that its connection takes, too.
 const FEWEST: usize = 20_000;
 const TRANSFERS: [Transfers; 4] = [
-    Transfers { size: 4 << 10, count: 4000, window: 64, goal: None },
-    Transfers { size: 64 << 10, count: 1000, window: 16, goal: Some(0.95) },
+    Transfers { size: 4 << 10, count: 20_000, window: 64, goal: None },
+    Transfers { size: 64 << 10, count: 4000, window: 16, goal: Some(0.95) },
     Transfers { size: 1 << 20, count: 200, window: 8, goal: Some(0.95) },
     Transfers { size: 16 << 20, count: 20, window: 4, goal: Some(0.95) },
 ];
