@@ -198,7 +198,7 @@ impl Pair {
     /// The nanoseconds for each transfer; a tenth as many before are not timed.
     fn moved(&self, pull: bool, remote: &calomel::RemoteBulk, part: &calomel::ExposedSlice, of: Transfers) -> Outcome<f64> {
         let Transfers { size, count, window, .. } = of;
-        let some = |count: usize| {
+        let move_some = |count: usize| {
             let mut flight = VecDeque::with_capacity(window);
             for _ in 0..count {
                 if flight.len() == window {
@@ -209,9 +209,9 @@ impl Pair {
             }
             flight.into_iter().try_for_each(|one| finish(Some(one), size))
         };
-        some(window.max(count / 10))?;
+        move_some(window.max(count / 10))?;
         let begun = Instant::now();
-        some(count)?;
+        move_some(count)?;
         Ok(begun.elapsed().as_nanos() as f64 / count as f64)
     }
 
