@@ -4,11 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use smallvec::SmallVec;
 
 use super::exposure_state::{ExposureState, LeaseGuard};
 use super::mode::{BulkMode, ExposeMode};
+use super::wire::{Behind, BulkFields, DecodedBulk, EncodedBulk, Piece};
 use crate::engine::{AddressTexts, DecodeContext, EncodeContext, Origin, RemoteLease, StaleFlag};
 use crate::memory::{ReadElement, Region, Slice};
 use crate::progress::{LeaseKeepAlive, RemoteKeys};
@@ -181,7 +182,7 @@ impl Bulk {
     }
 
     /// The content, where it is small, can't change, and may be read by the peer.
-    fn content(&self) -> Option<OwnedBytes> {
+    fn content(&self) -> Option<SmallVec<[u8; 128]>> {
         let len = self.len();
         if self.mode != BulkMode::ReadOnly || len == 0 || len > EncodeContext::eager_bulk() {
             return None;
@@ -189,10 +190,10 @@ impl Bulk {
         match &self.lease_source {
             LeaseSource::Own(exposure_state) => {
                 let whole = Slice::whole(&exposure_state.constant()?);
-                let mut bytes = vec![0; len];
-                whole.part(usize::try_from(self.offset).ok()?, len)?.read(&mut bytes).then_some(OwnedBytes(bytes))
+                let mut bytes = SmallVec::from_elem(0, len);
+                whole.part(usize::try_from(self.offset).ok()?, len)?.read(&mut bytes).then_some(bytes)
             }
-            _ => Some(OwnedBytes(self.copy.as_ref()?.range(self.offset, len)?.to_vec())),
+            _ => Some(SmallVec::from_slice(self.copy.as_ref()?.range(self.offset, len)?)),
         }
     }
 
@@ -205,10 +206,47 @@ impl Bulk {
     }
 
     /// The same, as they are encoded: behind their checksum.
-    fn encoded_keys(&self) -> Option<OwnedBytes> {
+    fn encoded_keys(&self) -> Option<Vec<u8>> {
         let keys = self.keys()?;
-        let encoded = || OwnedBytes([&key_checksum(self.token, &keys)[..], &keys].concat());
+        let encoded = || [&key_checksum(self.token, &keys)[..], &keys].concat();
         (keys.len() <= MAX_KEYS).then(encoded)
+    }
+
+    /// A bulk that was decoded, on this thread.
+    pub(super) fn received(fields: BulkFields<'_>, addresses: AddressTexts) -> Bulk {
+        let BulkFields { token, offset, len, incarnation, segments, lease, mode, behind } = fields;
+        let seen_at = if addresses.is_empty() { None } else { DecodeContext::remote(incarnation) };
+        let lease_source = match lease.and_then(DecodeContext::take_lease) {
+            Some(lease) => LeaseSource::Received(lease),
+            None => LeaseSource::Unknown,
+        };
+        // It is marked stale by way of the lease.
+        let may_copy = matches!(lease_source, LeaseSource::Received(_));
+        let content = match behind {
+            Behind::Content(content) if may_copy && content.len() as u64 == len => Some(content),
+            _ => None,
+        };
+        let keys = match behind {
+            Behind::Keys(encoded) => verify_keys(token, encoded),
+            _ => None,
+        };
+        // One flag for both, where there is either.
+        let stale = (content.is_some() || keys.is_some())
+            .then(|| DecodeContext::engine().map_or_else(StaleFlag::default, |shared| shared.copies.watch(token)));
+        let copy = content
+            .zip(stale.clone())
+            .map(|(content, stale)| Arc::new(EagerCopy { start: offset, bytes: content.to_vec(), stale }));
+        Bulk {
+            token,
+            offset,
+            len,
+            mode,
+            segments,
+            origin: Arc::new(Origin::received(incarnation, addresses, seen_at)),
+            lease_source,
+            copy,
+            keys: keys.zip(stale).map(|(keys, stale)| PeerKeys { keys, stale }),
+        }
     }
 }
 
@@ -219,23 +257,6 @@ pub(super) fn byte_range<T>(first: usize, count: usize, size: usize) -> Result<(
         (Some(offset), Some(len)) => Ok((offset, len)),
         (offset, len) => Err(Error::OutOfRange { offset: offset.unwrap_or(usize::MAX), len: len.unwrap_or(usize::MAX), size }),
     }
-}
-
-/// A bulk as it is encoded. `A`: the owner's addresses.
-#[derive(Serialize, Deserialize)]
-struct EncodedBulk<A> {
-    token: [u8; 16],
-    offset: u64,
-    len: u64,
-    mode: BulkMode,
-    segments: u32,
-    incarnation: u64,
-    addresses: A,
-    /// Index of this bulk's lease among those of the message.
-    lease: Option<u32>,
-    content: Option<OwnedBytes>,
-    /// The devices' keys; only where the content is not sent.
-    keys: Option<OwnedBytes>,
 }
 
 /// Longest keys that are sent, in bytes: transfers of bulks with more segments do not use RMA.
@@ -251,38 +272,6 @@ fn key_checksum(token: u128, keys: &[u8]) -> [u8; 8] {
 fn verify_keys(token: u128, encoded: &[u8]) -> Option<RemoteKeys> {
     let (sum, keys) = encoded.split_first_chunk::<8>()?;
     (keys.len() <= MAX_KEYS && *sum == key_checksum(token, keys)).then(|| keys.into())
-}
-
-/// Bytes that serde encodes as one piece.
-struct OwnedBytes(Vec<u8>);
-
-impl Serialize for OwnedBytes {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for OwnedBytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<OwnedBytes, D::Error> {
-        struct BytesVisitor;
-        impl<'de> Visitor<'de> for BytesVisitor {
-            type Value = OwnedBytes;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("bytes")
-            }
-            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> std::result::Result<OwnedBytes, E> {
-                Ok(OwnedBytes(bytes.to_vec()))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<OwnedBytes, A::Error> {
-                let mut bytes = Vec::new();
-                while let Some(byte) = seq.next_element()? {
-                    bytes.push(byte);
-                }
-                Ok(OwnedBytes(bytes))
-            }
-        }
-        deserializer.deserialize_bytes(BytesVisitor)
-    }
 }
 
 impl Serialize for Bulk {
@@ -302,50 +291,22 @@ impl Serialize for Bulk {
         };
         // A copy is marked stale by way of its lease, so content is sent with a lease only.
         let content = lease.filter(|_| may_share).and_then(|_| self.content());
-        EncodedBulk {
-            token: self.token.to_le_bytes(),
-            offset: self.offset,
-            len: self.len,
-            mode: self.mode,
-            segments: self.segments,
-            incarnation: self.origin.incarnation,
-            addresses: &*self.origin,
-            lease,
-            keys: if content.is_some() || !may_share { None } else { self.encoded_keys() },
-            content,
-        }
-        .serialize(serializer)
+        let keys = if content.is_some() || !may_share { None } else { self.encoded_keys() };
+        let behind = match (&content, &keys) {
+            (Some(content), _) => Behind::Content(content),
+            (None, Some(keys)) => Behind::Keys(keys),
+            (None, None) => Behind::Nothing,
+        };
+        let Bulk { token, offset, len, mode, segments, ref origin, .. } = *self;
+        let fields = BulkFields { token, offset, len, incarnation: origin.incarnation, segments, lease, mode, behind };
+        let bytes = origin.with_encoded_addresses(|addresses| fields.encode(addresses));
+        EncodedBulk { exposed_memory: Piece(&bytes) }.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Bulk {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Bulk, D::Error> {
-        let wire = EncodedBulk::<AddressTexts>::deserialize(deserializer)?;
-        let seen_at = if wire.addresses.is_empty() { None } else { DecodeContext::remote(wire.incarnation) };
-        let token = u128::from_le_bytes(wire.token);
-        let lease_source = match wire.lease.and_then(DecodeContext::take_lease) {
-            Some(lease) => LeaseSource::Received(lease),
-            None => LeaseSource::Unknown,
-        };
-        let content =
-            wire.content.filter(|content| content.0.len() as u64 == wire.len && matches!(lease_source, LeaseSource::Received(_)));
-        let keys = wire.keys.and_then(|encoded| verify_keys(token, &encoded.0));
-        // One flag for both, where there is either.
-        let stale = (content.is_some() || keys.is_some())
-            .then(|| DecodeContext::engine().map_or_else(StaleFlag::default, |shared| shared.copies.watch(token)));
-        let copy =
-            content.zip(stale.clone()).map(|(OwnedBytes(bytes), stale)| Arc::new(EagerCopy { start: wire.offset, bytes, stale }));
-        Ok(Bulk {
-            token,
-            offset: wire.offset,
-            len: wire.len,
-            mode: wire.mode,
-            segments: wire.segments,
-            origin: Arc::new(Origin::received(wire.incarnation, wire.addresses, seen_at)),
-            lease_source,
-            copy,
-            keys: keys.zip(stale).map(|(keys, stale)| PeerKeys { keys, stale }),
-        })
+        EncodedBulk::<DecodedBulk>::deserialize(deserializer).map(|encoded| encoded.exposed_memory.0)
     }
 }
 

@@ -10,6 +10,7 @@ mod pool;
 mod remote;
 mod scope;
 mod transfer;
+mod wire;
 
 pub use borrowed::{BorrowedSegments, BorrowedSegmentsMut};
 pub use descriptor::Bulk;

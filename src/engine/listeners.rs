@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use crate::sync::{Mutex, RwLock};
 
-use super::origin::{MAX_ADDRESSES, Origin};
+use super::origin::Origin;
 use crate::address::Interfaces;
 use crate::progress::Core;
+use crate::proto::MAX_ADDRESSES;
 use crate::transport::interfaces::reachable_at;
 use crate::{Address, Error, Result, Transport};
 

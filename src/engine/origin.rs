@@ -1,18 +1,13 @@
 //! The engine that exposed a bulk, and where it listens, as it travels with the bulk.
 
-use std::fmt;
 use std::sync::{OnceLock, Weak};
 
-use serde::de::{DeserializeSeed, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
 
 use crate::Address;
 use crate::address::MAX_LEN;
 use crate::progress::Core;
-
-/// Most addresses of one engine: peers refuse more.
-pub(super) const MAX_ADDRESSES: usize = 16;
+use crate::proto::MAX_ADDRESSES;
 
 /// The engine that exposed a bulk, wherever the bulk is now.
 pub(crate) struct Origin {
@@ -39,6 +34,17 @@ impl Origin {
         Origin { core: Weak::new(), incarnation, texts, seen_at, addresses: OnceLock::new() }
     }
 
+    /// Runs `f` with the addresses that are sent with a bulk, encoded.
+    pub(crate) fn with_encoded_addresses<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
+        if self.core.strong_count() > 0 {
+            return f(&self.texts.0);
+        }
+        // Where the bulk is forwarded, its next receiver sees another engine than the owner.
+        let mut texts = AddressTexts::default();
+        self.addresses().iter().for_each(|address| texts.push(&address.to_string()));
+        f(&texts.0)
+    }
+
     /// The addresses at which others may reach it. A wildcard address stands for the one that its connections come from.
     pub(crate) fn addresses(&self) -> &[Address] {
         self.addresses.get_or_init(|| known_addresses(self.texts.iter(), self.seen_at.as_ref()))
@@ -63,92 +69,73 @@ fn known_addresses<'a>(sent: impl Iterator<Item = &'a str>, seen_at: Option<&Add
     known
 }
 
-/// An engine's addresses as text, one behind the other.
-#[derive(Default)]
-pub(crate) struct AddressTexts {
-    joined: String,
-    /// Where each of them ends.
-    ends: SmallVec<[u16; 4]>,
+/// An engine's addresses as they are encoded: their number, then each of them as text behind its length. What is no text, or no
+/// address, is left out when they are parsed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AddressTexts(SmallVec<[u8; 64]>);
+
+impl Default for AddressTexts {
+    fn default() -> AddressTexts {
+        AddressTexts(SmallVec::from_elem(0, 1))
+    }
 }
 
-const _: () = assert!(MAX_ADDRESSES * MAX_LEN <= u16::MAX as usize);
+/// Marks a length of two bytes.
+const LONG: u8 = 128;
+
+/// The length of a text, and what is behind the length.
+fn take_len(bytes: &[u8]) -> Option<(usize, &[u8])> {
+    let (&first, rest) = bytes.split_first()?;
+    if first < LONG {
+        return Some((usize::from(first), rest));
+    }
+    let (&second, rest) = rest.split_first()?;
+    Some((usize::from(first - LONG) << 8 | usize::from(second), rest))
+}
 
 impl AddressTexts {
-    /// Adds one, unless it is too long for an address.
+    /// Adds one, unless it is too long for an address, or one too many.
     fn push(&mut self, text: &str) {
-        if text.len() <= MAX_LEN {
-            self.joined.push_str(text);
-            self.ends.push(self.joined.len() as u16);
+        let len = text.len();
+        if len > MAX_LEN || usize::from(self.0[0]) >= MAX_ADDRESSES {
+            return;
         }
+        self.0[0] += 1;
+        if len < usize::from(LONG) {
+            self.0.push(len as u8);
+        } else {
+            self.0.extend_from_slice(&[LONG | (len >> 8) as u8, len as u8]);
+        }
+        self.0.extend_from_slice(text.as_bytes());
+    }
+
+    /// Takes them off the beginning of some bytes; `None` where there are too few bytes, or too many addresses.
+    pub(crate) fn take(bytes: &[u8]) -> Option<(AddressTexts, &[u8])> {
+        let (&count, mut rest) = bytes.split_first()?;
+        if usize::from(count) > MAX_ADDRESSES {
+            return None;
+        }
+        for _ in 0..count {
+            let (len, text) = take_len(rest)?;
+            rest = text.get(len..)?;
+        }
+        let (own, rest) = bytes.split_at(bytes.len() - rest.len());
+        Some((AddressTexts(SmallVec::from_slice(own)), rest))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.0[0] == 0
     }
 
-    fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
-        (0..self.ends.len()).map(|index| {
-            let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
-            &self.joined[usize::from(start)..usize::from(self.ends[index])]
-        })
-    }
-}
-
-/// As the list of its addresses.
-impl Serialize for Origin {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.core.strong_count() > 0 {
-            serializer.collect_seq(self.texts.iter())
-        } else {
-            // Where the bulk is forwarded, its next receiver sees another engine than the owner.
-            serializer.collect_seq(self.addresses())
-        }
-    }
-}
-
-/// A list of at most [`MAX_ADDRESSES`] texts.
-impl<'de> Deserialize<'de> for AddressTexts {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<AddressTexts, D::Error> {
-        struct ListVisitor;
-        impl<'de> Visitor<'de> for ListVisitor {
-            type Value = AddressTexts;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "at most {MAX_ADDRESSES} addresses")
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<AddressTexts, A::Error> {
-                let (mut texts, mut count) = (AddressTexts::default(), 0);
-                while seq.next_element_seed(NextText(&mut texts))?.is_some() {
-                    count += 1;
-                    if count > MAX_ADDRESSES {
-                        return Err(serde::de::Error::custom("too many addresses"));
-                    }
-                }
-                Ok(texts)
-            }
-        }
-        deserializer.deserialize_seq(ListVisitor)
-    }
-}
-
-/// Decodes a text to the end of the list.
-struct NextText<'a>(&'a mut AddressTexts);
-
-impl<'de> DeserializeSeed<'de> for NextText<'_> {
-    type Value = ();
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        // As one that is kept: the decoder of messages bounds the memory of their values.
-        deserializer.deserialize_string(self)
-    }
-}
-
-impl Visitor<'_> for NextText<'_> {
-    type Value = ();
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an address")
-    }
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<(), E> {
-        self.0.push(text);
-        Ok(())
+    fn iter(&self) -> impl Iterator<Item = &str> {
+        let mut rest = &self.0[1..];
+        let texts = std::iter::from_fn(move || {
+            let (len, text) = take_len(rest)?;
+            let (text, behind) = text.split_at_checked(len)?;
+            rest = behind;
+            Some(text)
+        });
+        texts.filter_map(|text| std::str::from_utf8(text).ok())
     }
 }
 
@@ -156,13 +143,31 @@ impl Visitor<'_> for NextText<'_> {
 mod tests {
     use super::*;
 
-    fn decode(texts: &[&str]) -> Result<AddressTexts, postcard::Error> {
-        postcard::from_bytes(&postcard::to_stdvec(texts).unwrap())
+    fn encode(texts: &[&str]) -> Vec<u8> {
+        let mut bytes = vec![texts.len() as u8];
+        for text in texts {
+            match u8::try_from(text.len()) {
+                Ok(len) if len < LONG => bytes.push(len),
+                _ => bytes.extend([LONG | (text.len() >> 8) as u8, text.len() as u8]),
+            }
+            bytes.extend(text.as_bytes());
+        }
+        bytes
+    }
+
+    fn decode(texts: &[&str]) -> Option<AddressTexts> {
+        let bytes = encode(texts);
+        let (decoded, rest) = AddressTexts::take(&bytes)?;
+        rest.is_empty().then_some(decoded)
     }
 
     /// What the next receiver of a bulk gets.
     fn sent_on(origin: &Origin) -> Vec<String> {
-        postcard::from_bytes(&postcard::to_stdvec(origin).unwrap()).unwrap()
+        origin.with_encoded_addresses(|bytes| {
+            let (texts, rest) = AddressTexts::take(bytes).unwrap();
+            assert!(rest.is_empty());
+            texts.iter().map(str::to_owned).collect()
+        })
     }
 
     #[test]
@@ -176,10 +181,12 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_too_long_for_addresses_are_left_out() {
-        let long = "a".repeat(usize::from(u16::MAX) + 5000);
-        let texts = decode(&["shm://a", &long, "shm://b"]).unwrap();
-        assert_eq!(texts.iter().collect::<Vec<_>>(), ["shm://a", "shm://b"]);
+    fn bytes_that_are_no_text_are_left_out() {
+        let mut bytes = encode(&["shm://a", "shm://\0", "shm://b"]);
+        let at = bytes.iter().position(|byte| *byte == 0).unwrap();
+        bytes[at] = 0xff;
+        let (texts, _) = AddressTexts::take(&bytes).unwrap();
+        assert_eq!(sent_on(&Origin::received(1, texts, None)), ["shm://a", "shm://b"]);
     }
 
     #[test]
@@ -195,19 +202,23 @@ mod tests {
     fn more_addresses_than_an_engine_has_are_refused() {
         let longest = format!("loop://{}", "a".repeat(MAX_LEN - 7));
         let most = decode(&vec![longest.as_str(); MAX_ADDRESSES]).unwrap();
-        assert!(most.iter().len() == MAX_ADDRESSES && most.iter().all(|text| text == longest));
-        assert!(decode(&["loop://a"; MAX_ADDRESSES + 1]).is_err());
-        assert!(decode(&[""; MAX_ADDRESSES + 1]).is_err());
+        assert!(most.iter().count() == MAX_ADDRESSES && most.iter().all(|text| text == longest));
+        assert_eq!(decode(&["loop://a"; MAX_ADDRESSES + 1]), None);
+        assert_eq!(decode(&[""; MAX_ADDRESSES + 1]), None);
     }
 
-    /// A program may keep bulks in other formats than that of messages, some of which have no text to borrow.
     #[test]
-    fn addresses_are_read_from_formats_that_own_their_texts() {
-        let texts: AddressTexts = serde_json::from_str(r#"["tcp:\/\/192.0.2.1:7000", "shm://\u0061"]"#).unwrap();
-        let origin = Origin::received(1, texts, None);
-        assert_eq!(serde_json::to_string(&origin).unwrap(), r#"["tcp://192.0.2.1:7000","shm://a"]"#);
+    fn addresses_that_are_cut_off_are_refused() {
+        let bytes = encode(&["shm://a", &"b".repeat(200), ""]);
+        for len in 0..bytes.len() {
+            assert_eq!(AddressTexts::take(&bytes[..len]), None, "{len} bytes");
+        }
+        let behind = [&bytes[..], b"behind"].concat();
+        let (texts, rest) = AddressTexts::take(&behind).unwrap();
+        assert_eq!((texts.iter().count(), rest), (3, &b"behind"[..]));
     }
 
+    /// As the engine itself, which has a core, sends its own.
     #[test]
     fn an_engine_sends_the_addresses_that_it_listens_at() {
         let addresses = vec!["tcp://192.0.2.1:7000".parse().unwrap(), "tcp://0.0.0.0:7000".parse().unwrap()];

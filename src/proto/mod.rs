@@ -57,7 +57,7 @@ pub(crate) use idle::MIN_IDLE;
 pub(crate) use keys::PreSharedKey;
 pub(crate) use lanes::{MAX_LANES, WORTH_A_LANE};
 pub(crate) use log::Log;
-pub(crate) use peers::PeerTag;
+pub(crate) use peers::{MAX_ADDRESSES, PeerTag};
 pub(crate) use policy::{AccessPolicy, Mode};
 pub use refusals::Refusals;
 pub use summary::{CallDump, ConnectionDump, PeerStats, RequestDump, RequestState, TransferDirection, TransferDump};

@@ -53,8 +53,8 @@ impl Peer {
     }
 }
 
-/// Largest number of addresses that a peer may claim.
-const MAX_ADDRESSES: usize = 16;
+/// Most addresses of one engine: a peer that claims more is refused.
+pub(crate) const MAX_ADDRESSES: usize = 16;
 
 impl<E: Env> Proto<E> {
     /// The peer at an address; known or new, connected or not.

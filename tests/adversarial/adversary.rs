@@ -7,23 +7,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::channel::{Channel, Listener, Piece, dial};
-use crate::common::wire::{self, Message, Range, Status, Stream};
+use crate::common::wire::{self, Described, Message, Range, Status, Stream};
 use crate::support::*;
-
-/// A bulk as it travels.
-#[derive(Clone, Debug, Serialize)]
-pub struct Described {
-    pub token: [u8; 16],
-    pub offset: u64,
-    pub len: u64,
-    pub mode: calomel::BulkMode,
-    pub segments: u32,
-    pub owner: u64,
-    pub addresses: Vec<String>,
-    pub lease: Option<u32>,
-    pub content: Option<Vec<u8>>,
-    pub keys: Option<Vec<u8>>,
-}
 
 /// Length of the victim's pulls from the adversary and pushes to it.
 pub const MOVED: usize = 50_000;
@@ -132,18 +117,7 @@ impl Adversary {
 
     /// Memory that the adversary claims to have.
     pub fn claimed_memory(&self, len: usize) -> Described {
-        Described {
-            token: [7; 16],
-            offset: 0,
-            len: len as u64,
-            mode: calomel::BulkMode::ReadWrite,
-            segments: 1,
-            owner: self.incarnation,
-            addresses: Vec::new(),
-            lease: None,
-            content: None,
-            keys: None,
-        }
+        Described::new([7; 16], len as u64, calomel::BulkMode::ReadWrite, self.incarnation)
     }
 
     pub fn bytes(&mut self, bytes: &[u8]) -> bool {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::adversary::{Adversary, Described};
-use crate::common::wire::{Message, Range, Status};
+use crate::adversary::Adversary;
+use crate::common::wire::{Described, Message, Range, Status};
 use crate::over_both;
 use crate::scene::{Begun, Case, Scene, Then, case, table};
 use crate::support::*;
@@ -16,18 +16,8 @@ use crate::victim::{Kind, LEN, SECRET, full_of};
 
 /// A bulk that claims this range.
 fn of(range: Range) -> Described {
-    Described {
-        token: range.token,
-        offset: range.offset,
-        len: range.len,
-        mode: calomel::BulkMode::ReadWrite,
-        segments: 1,
-        owner: range.owner,
-        addresses: Vec::new(),
-        lease: None,
-        content: None,
-        keys: None,
-    }
+    let Range { token, offset, len, owner, .. } = range;
+    Described { offset, ..Described::new(token, len, calomel::BulkMode::ReadWrite, owner) }
 }
 
 /// Calls with this many leases.
@@ -206,8 +196,8 @@ const BULKS: &[Case] = &[
     case("unknown modes", Then::EndsWith("Decode", 2), |adversary, _| {
         for mode in [3u8, 0x7f] {
             let mut bytes = postcard::to_stdvec(&(adversary.claimed_memory(1000), false)).unwrap();
-            // Behind the token, the offset of 0 and the length of 1000.
-            bytes[16 + 1 + 2] = mode;
+            // Behind the length of the bulk's bytes.
+            bytes[1 + Described::MODE_AT] = mode;
             let number = 100 + u64::from(mode);
             adversary.tell(&Message::call(number, "take", bytes.len()), &bytes);
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use calomel::{Bulk, BulkMode, Endpoint, Engine, Error, Exposed, ReadOnly, Request};
 
 use crate::adversary::MOVED;
+use crate::common::wire::Described;
 use crate::support::*;
 
 /// Set: the key that the victim shares with its peers.
@@ -175,10 +176,8 @@ fn start_operations(engine: &Engine, operations: &Arc<Operations>, to: &Endpoint
     operations.begin(to, "a push", move || bulk.on(&peer).timeout(OPERATION_TIMEOUT).push_from(&pattern(5, MOVED)).map(drop));
 }
 
-type Description = ([u8; 16], u64, u64, BulkMode, u32, u64, Vec<String>, Option<u32>, Option<Vec<u8>>, Option<Vec<u8>>);
-
-fn described(owner: u64, len: u64) -> Description {
-    ([7; 16], 0, len, BulkMode::ReadWrite, 1, owner, Vec::new(), None, None, None)
+fn described(owner: u64, len: u64) -> Described {
+    Described::new([7; 16], len, BulkMode::ReadWrite, owner)
 }
 
 fn define(

@@ -11,7 +11,7 @@ use calomel::{Bulk, BulkMode, Engine, Request, Responder};
 use serde::{Deserialize, Serialize};
 
 use crate::adversary::Adversary;
-use crate::common::wire::{self, Message, Range, Status, Stream};
+use crate::common::wire::{self, Described, Message, Range, Status, Stream};
 use crate::over_both;
 use crate::scene::{Scene, report};
 use crate::support::*;
@@ -214,9 +214,10 @@ fn frames(count: u64, frame: impl Fn(u64) -> Message) -> Vec<u8> {
 
 /// Bulks of these tokens, with content and a lease each.
 fn bulks(count: u64, token: impl Fn(u64) -> u128, lease: impl Fn(u64) -> Option<u32>) -> Vec<u8> {
-    let bulk = |n: u64| {
-        let (mode, none) = (BulkMode::ReadOnly, None::<Vec<u8>>);
-        (token(n).to_le_bytes(), 0u64, 4u64, mode, 1u32, 5u64, Vec::<String>::new(), lease(n), Some(vec![7u8; 4]), none)
+    let bulk = |n: u64| Described {
+        lease: lease(n),
+        content: Some(vec![7u8; 4]),
+        ..Described::new(token(n).to_le_bytes(), 4, BulkMode::ReadOnly, 5)
     };
     postcard::to_stdvec(&(0..count).map(bulk).collect::<Vec<_>>()).unwrap()
 }

@@ -234,9 +234,62 @@ impl Range {
     /// The whole range of a bulk, taken from the bulk's encoding.
     pub fn of(transfer: u64, bulk: &calomel::Bulk) -> Range {
         let bytes = postcard::to_stdvec(bulk).unwrap();
-        type Begin = ([u8; 16], u64, u64, calomel::BulkMode, u32, u64);
-        let ((token, offset, len, _, _, owner), _) = postcard::take_from_bytes::<Begin>(&bytes).unwrap();
-        Range { transfer, owner, token, offset, len }
+        let (bytes, _) = postcard::take_from_bytes::<&[u8]>(&bytes).unwrap();
+        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        Range { transfer, owner: number(32), token: bytes[..16].try_into().unwrap(), offset: number(16), len: number(24) }
+    }
+}
+
+/// A bulk as it travels.
+#[derive(Clone, Debug)]
+pub struct Described {
+    pub token: [u8; 16],
+    pub offset: u64,
+    pub len: u64,
+    pub mode: calomel::BulkMode,
+    pub segments: u32,
+    pub owner: u64,
+    pub addresses: Vec<String>,
+    pub lease: Option<u32>,
+    /// One of the two, at most.
+    pub content: Option<Vec<u8>>,
+    pub keys: Option<Vec<u8>>,
+}
+
+impl Described {
+    /// Where the mode is in the bytes.
+    pub const MODE_AT: usize = 48;
+
+    /// Memory of one segment, with no lease, of an engine that does not listen.
+    pub fn new(token: [u8; 16], len: u64, mode: calomel::BulkMode, owner: u64) -> Described {
+        let (addresses, lease, content, keys) = (Vec::new(), None, None, None);
+        Described { token, offset: 0, len, mode, segments: 1, owner, addresses, lease, content, keys }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = [&self.token[..], &[self.offset, self.len, self.owner].map(u64::to_le_bytes).concat()].concat();
+        bytes.extend([self.segments, self.lease.unwrap_or(u32::MAX)].map(u32::to_le_bytes).concat());
+        let (behind, rest) = match (&self.content, &self.keys) {
+            (Some(content), _) => (1, &content[..]),
+            (None, Some(keys)) => (2, &keys[..]),
+            (None, None) => (0, &[][..]),
+        };
+        bytes.extend([self.mode as u8, behind, self.addresses.len().min(255) as u8]);
+        for address in &self.addresses {
+            if address.len() >= 128 {
+                bytes.push(128 | (address.len() >> 8) as u8);
+            }
+            bytes.push(address.len() as u8);
+            bytes.extend(address.as_bytes());
+        }
+        bytes.extend(rest);
+        bytes
+    }
+}
+
+impl Serialize for Described {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.bytes())
     }
 }
 

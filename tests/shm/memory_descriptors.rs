@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, BulkMode, Engine, EngineBuffer, Exposed, Grant, Request};
 
-use crate::common::wire::{self, Range, Status};
+use crate::common::wire::{self, Described, Range, Status};
 use crate::forged::*;
 use crate::support::*;
 
@@ -249,9 +249,7 @@ fn push_from_a_block_reveals_nothing_else_of_it() {
     for how in 0..4u8 {
         let mut peer = Collector::of(&engine);
         let len = if how == 0 { LEN / 2 } else { LEN };
-        type Wire = ([u8; 16], u64, u64, BulkMode, u32, u64, Vec<String>, Option<u32>, Option<Vec<u8>>, Option<Vec<u8>>);
-        let owner = peer.peer.incarnation;
-        let bulk: Wire = ([7; 16], 0, len as u64, BulkMode::WriteOnly, 1, owner, Vec::new(), None, None, None);
+        let bulk = Described::new([7; 16], len as u64, BulkMode::WriteOnly, peer.peer.incarnation);
         let arguments = postcard::to_stdvec(&(bulk, how)).unwrap();
         peer.peer.call(1, "push", arguments.len(), &arguments);
         assert_eq!(peer.receive(len), Status::Ok);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, BulkMode};
 
-use crate::common::wire::{self, Range, Status};
+use crate::common::wire::{self, Described, Range, Status};
 use crate::forged::*;
 use crate::roles::{Far, start};
 use crate::support::*;
@@ -232,8 +232,7 @@ fn loan_withdrawn_during_its_read_fails_the_pull() {
         let mut peer = Forged::after_handshake(&scene.address, true);
         // Pages that are not populated yet, so that reading them takes time.
         let memory = vec![0u8; SIZE];
-        type Wire = ([u8; 16], u64, u64, BulkMode, u32, u64, Vec<String>, Option<u32>, Option<Vec<u8>>, Option<Vec<u8>>);
-        let bulk: Wire = ([7; 16], 0, SIZE as u64, BulkMode::ReadOnly, 1, peer.incarnation, Vec::new(), None, None, None);
+        let bulk = Described::new([7; 16], SIZE as u64, BulkMode::ReadOnly, peer.incarnation);
         let arguments = postcard::to_stdvec(&(bulk, false)).unwrap();
         peer.call(1, "fetch", arguments.len(), &arguments);
         let transfer = loop {

@@ -4,14 +4,17 @@
 use crate::proto::{LeaseRange, LinkId};
 use crate::rpc;
 use crate::tests::measure::{linear, processor_time};
-use crate::{Bulk, BulkMode, Engine};
+use crate::{Bulk, Engine};
 
 /// Encoded bulks, with these tokens and leases, with content or without.
 fn bulks(count: u64, token: impl Fn(u64) -> u128, lease: impl Fn(u64) -> Option<u32>, content: bool) -> Vec<u8> {
     let bulk = |n: u64| {
-        let content = content.then(|| vec![7u8; 8]);
-        let (mode, addresses, keys) = (BulkMode::ReadOnly, Vec::<String>::new(), None::<Vec<u8>>);
-        (token(n).to_le_bytes(), 0u64, 8u64, mode, 1u32, 5u64, addresses, lease(n), content, keys)
+        let mut bytes = [&token(n).to_le_bytes()[..], &[0, 8, 5].map(u64::to_le_bytes).concat()].concat();
+        bytes.extend([1, lease(n).unwrap_or(u32::MAX)].map(u32::to_le_bytes).concat());
+        // May be read; with content behind no addresses.
+        bytes.extend([0, u8::from(content), 0]);
+        bytes.extend(if content { vec![7u8; 8] } else { Vec::new() });
+        bytes
     };
     postcard::to_stdvec(&(0..count).map(bulk).collect::<Vec<_>>()).unwrap()
 }
