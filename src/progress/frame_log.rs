@@ -77,9 +77,9 @@ fn details(message: &Message<'_>) -> String {
                 "{kind} {call}, procedure {procedure}{name}, provider {provider}, {size} bytes, {leases} bulks, {budget_us} us left"
             )
         }
-        Message::Response { call, result, shape: BorrowedBytes(shape), leases, size } => {
+        Message::Response { call, result, shape: BorrowedBytes(shape), leases, released, size } => {
             let declared = if shape.is_empty() { "" } else { " (declared)" };
-            format!("call {call}, type {result}{declared}, {size} bytes, {} bulks", leases.count)
+            format!("call {call}, type {result}{declared}, {size} bytes, {} bulks, {} released", leases.count, released.count)
         }
         Message::Refuse { call, status } => format!("call {call}, {status:?}"),
         Message::Cancel { call } | Message::Shutdown { call } | Message::Echo { call } => format!("call {call}"),

@@ -333,8 +333,14 @@ impl<E: Env> Proto<E> {
     }
 }
 
+/// An answer with a body of so many bytes, of no declared type.
+fn untyped_response(call: u64, size: u64) -> Message<'static> {
+    let none = LeaseRange::default();
+    Message::Response { call, result: 0, shape: BorrowedBytes(&[]), leases: none, released: none, size }
+}
+
 fn empty_response(call: u64) -> Message<'static> {
-    Message::Response { call, result: 0, shape: BorrowedBytes(&[]), leases: LeaseRange::default(), size: 0 }
+    untyped_response(call, 0)
 }
 
 /// The peer that is called handles the request, and answers.
@@ -605,7 +611,8 @@ impl<E: Env> Proto<E> {
                 let size = reply.content.len() as u64;
                 let (result, is_new) = link.declared.add(reply.result, reply.shape.len());
                 let shape = BorrowedBytes(if is_new { reply.shape } else { &[] });
-                let message = Message::Response { call, result, shape, leases, size };
+                let released = std::mem::take(&mut link.released);
+                let message = Message::Response { call, result, shape, leases, released, size };
                 link.queue_response(&message, reply.content.inline());
                 if let OutgoingBody::Large(memory) = reply.content {
                     link.streams.add(OutStream { kind: Stream::Response, id: call, memory, sent: 0, token: None });
@@ -636,9 +643,7 @@ impl<E: Env> Proto<E> {
         match self.identities.get(&provider) {
             Some(identity) => {
                 let size = identity.len() as u64;
-                let message =
-                    Message::Response { call, result: 0, shape: BorrowedBytes(&[]), leases: LeaseRange::default(), size };
-                self.links[id].queue_control_with(&message, identity.as_bytes());
+                self.links[id].queue_control_with(&untyped_response(call, size), identity.as_bytes());
             }
             None => self.links[id].queue_control(&Message::Refuse { call, status: Status::NoSuchProvider }),
         }
@@ -660,7 +665,11 @@ impl<E: Env> Proto<E> {
 /// The answer is back at the caller.
 impl<E: Env> Proto<E> {
     pub(super) fn handle_response(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>) -> Result<(), Failure> {
-        let Message::Response { call: number, result, shape, leases, size } = message else { return Ok(()) };
+        let Message::Response { call: number, result, shape, leases, released, size } = message else { return Ok(()) };
+        // Before the call ends: its caller may drop memory whose bulks the peer has let go.
+        if released.count > 0 {
+            self.handle_release(id, released);
+        }
         // Also if the answer is dropped: later ones use the number.
         let declaration = self.links[id].declarations.result(result, shape.0)?;
         let key = CallId::from(KeyData::from_ffi(number));

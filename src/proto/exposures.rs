@@ -272,7 +272,7 @@ impl<E: Env> Proto<E> {
         if leases.count > 0
             && let Some(entry) = self.links.get_mut(link)
         {
-            entry.queue_control(&Message::Release(leases));
+            entry.release(leases);
             self.mark_ready(link);
         }
     }
@@ -281,9 +281,9 @@ impl<E: Env> Proto<E> {
         let mut next = leases.first;
         let end = leases.first.saturating_add(u64::from(leases.count));
         // The peer chose the count: take no more steps than there are leases.
-        while let Some(entry) = self.links.get_mut(link)
-            && let Some(number) = entry.leases.range(next..end).next().map(|(number, _)| *number)
-            && let Some(lease) = entry.leases.remove(&number)
+        while next < end
+            && let Some(entry) = self.links.get_mut(link)
+            && let Some((number, lease)) = entry.take_lease(next, end)
         {
             self.unlease(link, number, lease);
             next = number + 1;

@@ -17,7 +17,7 @@ use super::streams::Streams;
 use super::tables::{NumberMap, OwnDeclarations, PeerDeclarations};
 use super::timers::TimerKind;
 use super::traffic::Traffic;
-use super::wire::{self, Frame, FrameError, Message, Stream};
+use super::wire::{self, Frame, FrameError, LeaseRange, Message, Stream};
 use super::{
     CallId, Consumed, EngineStage, Env, Failure, LinkId, Memory, Output, PayloadStatus, PeerId, Proto, ReceiveTarget, RequestId,
     TransferId, broken,
@@ -139,6 +139,8 @@ pub(super) struct PeerLink<E: Env> {
     pub pushes: HashMap<u64, IncomingPush<E>>,
     pub leases: BTreeMap<u64, E::Lease>,
     pub next_lease: u64,
+    /// Leases of the peer that go back with the next frame, or in it if it is an answer.
+    pub released: LeaseRange,
     /// One-way calls of this side.
     pub outgoing: SendCredit<E::Waiter>,
     /// One-way calls of the peer.
@@ -211,6 +213,7 @@ impl<E: Env> PeerLink<E> {
             pushes: HashMap::new(),
             leases: BTreeMap::new(),
             next_lease: 0,
+            released: LeaseRange::default(),
             outgoing: SendCredit::default(),
             window: ReceiveWindow::default(),
             pending: 0,
@@ -231,7 +234,36 @@ impl<E: Env> PeerLink<E> {
 
     /// Queues a frame; the caller marks the link ready.
     pub(super) fn queue_frame(&mut self, message: &Message<'_>, body: &[u8]) {
+        self.queue_released();
         wire::put(&mut self.control, message, body, self.checksums);
+    }
+
+    /// Takes out the first of the peer's leases in a range. Mostly that is the very first.
+    pub(super) fn take_lease(&mut self, first: u64, end: u64) -> Option<(u64, E::Lease)> {
+        if let Some(lease) = self.leases.remove(&first) {
+            return Some((first, lease));
+        }
+        let number = *self.leases.range(first..end).next()?.0;
+        self.leases.remove(&number).map(|lease| (number, lease))
+    }
+
+    /// Releases bulks that came from the peer with these leases. A list of bulks is dropped one by one, and most are dropped before
+    /// the answer to their call: so they wait for the next frame.
+    pub(super) fn release(&mut self, leases: LeaseRange) {
+        let joined = self.released.joined(leases);
+        if joined.is_none() {
+            self.queue_released();
+        }
+        self.released = joined.unwrap_or(leases);
+    }
+
+    /// Queues what is released.
+    #[inline]
+    fn queue_released(&mut self) {
+        if self.released.count > 0 {
+            let released = std::mem::take(&mut self.released);
+            self.queue_control(&Message::Release(released));
+        }
     }
 
     /// Queues the trace of the request that is queued next.
@@ -298,7 +330,8 @@ impl<E: Env> PeerLink<E> {
 
     /// Bytes of messages that were sent, or wait to be.
     pub(super) fn sent_or_queued(&self) -> u64 {
-        self.traffic.sent_bytes + (self.handshake.len() + self.control.len()) as u64
+        let released = if self.released.count > 0 { wire::RELEASE_FRAME } else { 0 };
+        self.traffic.sent_bytes + (self.handshake.len() + self.control.len() + released) as u64
     }
 
     /// Bytes that wait to be sent.
@@ -329,6 +362,7 @@ impl<E: Env> PeerLink<E> {
         note("leases", self.leases.len());
         note("pending operations of a link", self.pending);
         note("bytes to send", self.control.len());
+        note("leases to release", self.released.count as usize);
         note("waiters for credit", self.outgoing.waiting.len());
         note("announced calls that were given up", self.outgoing.abandoned.len());
         note("payloads arriving", self.inbound.len());

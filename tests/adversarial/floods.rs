@@ -63,7 +63,7 @@ const MESSAGES: &[Flood] = &[
     }),
     ("declarations of result types", |n, _| {
         let result = n as u32 + 1;
-        Message::Response { call: n << 32, result, shape: vec![ANYTHING], leases: (0, 0), size: 1 }.frame(&[1])
+        Message::Response { call: n << 32, result, shape: vec![ANYTHING], leases: (0, 0), released: (0, 0), size: 1 }.frame(&[1])
     }),
 ];
 

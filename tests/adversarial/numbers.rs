@@ -21,7 +21,7 @@ fn others(adversary: &Adversary) -> Vec<u64> {
 
 /// A response with a large body, of which nothing has been sent.
 fn large(number: u64, size: u64) -> Message {
-    Message::Response { call: number, result: 0, shape: Vec::new(), leases: (0, 0), size }
+    Message::Response { call: number, result: 0, shape: Vec::new(), leases: (0, 0), released: (0, 0), size }
 }
 
 fn refusal(number: u64) -> Message {
@@ -184,32 +184,49 @@ pub const OWN: &[Case] = &[
         adversary.tell(&Message::answer(adversary.call, 0), &[]);
     }),
     case("a response of another shape", Then::Continues, |adversary, _| {
-        let answer = Message::Response { call: adversary.call, result: 0, shape: vec![0xff; 1000], leases: (0, 0), size: 2 };
+        let answer = Message::Response {
+            call: adversary.call,
+            result: 0,
+            shape: vec![0xff; 1000],
+            leases: (0, 0),
+            released: (0, 0),
+            size: 2,
+        };
         adversary.tell(&answer, &[1, 1]);
     }),
     case("a response whose type was never declared", Then::HangsUp, |adversary, _| {
-        let answer = Message::Response { call: adversary.call, result: 7, shape: Vec::new(), leases: (0, 0), size: 2 };
+        let answer =
+            Message::Response { call: adversary.call, result: 7, shape: Vec::new(), leases: (0, 0), released: (0, 0), size: 2 };
         adversary.tell(&answer, &[1, 1]);
     }),
     case("a response whose type is declared twice", Then::HangsUp, |adversary, _| {
         for call in [adversary.call, adversary.call + 1] {
-            let answer = Message::Response { call, result: 7, shape: vec![ANYTHING], leases: (0, 0), size: 2 };
+            let answer = Message::Response { call, result: 7, shape: vec![ANYTHING], leases: (0, 0), released: (0, 0), size: 2 };
             adversary.tell(&answer, &[1, 1]);
         }
     }),
     case("a response without a declaration", Then::Continues, |adversary, _| {
-        let answer = Message::Response { call: adversary.call, result: 0, shape: Vec::new(), leases: (0, 0), size: 2 };
+        let answer =
+            Message::Response { call: adversary.call, result: 0, shape: Vec::new(), leases: (0, 0), released: (0, 0), size: 2 };
         adversary.tell(&answer, &[1, 1]);
     }),
     case("a response with leases of nothing", Then::Continues, |adversary, _| {
-        let answer =
-            Message::Response { call: adversary.call, result: 0, shape: Vec::new(), leases: (u64::MAX - 1, 5), size: 80 };
+        let answer = Message::Response {
+            call: adversary.call,
+            result: 0,
+            shape: Vec::new(),
+            leases: (u64::MAX - 1, 5),
+            released: (0, 0),
+            size: 80,
+        };
         adversary.tell(&answer, &[&[79][..], &[1; 79]].concat());
         adversary.expect("the leases", |m| matches!(m, Message::Release { count: 5, .. }));
     }),
     case("a response with more leases than it can have", Then::HangsUp, |adversary, _| {
-        adversary
-            .tell(&Message::Response { call: adversary.call, result: 0, shape: Vec::new(), leases: (0, 9), size: 2 }, &[1, 1]);
+        adversary.tell(
+            &Message::Response { call: adversary.call, result: 0, shape: Vec::new(), leases: (0, 9), released: (0, 0), size: 2 },
+            &[1, 1],
+        );
     }),
     case("a response longer than its size", Then::HangsUp, |adversary, _| {
         adversary.tell(&Message::answer(adversary.call, 2), &[1, 1, 1]);

@@ -63,10 +63,6 @@ pub enum Message {
     Ping,
     Pong,
     Goodbye,
-    Release {
-        first: u64,
-        count: u32,
-    },
     Revoked {
         token: [u8; 16],
     },
@@ -106,7 +102,13 @@ pub enum Message {
         result: u32,
         shape: Vec<u8>,
         leases: (u64, u32),
+        released: (u64, u32),
         size: u64,
+    },
+    #[serde(skip)]
+    Release {
+        first: u64,
+        count: u32,
     },
     #[serde(skip)]
     Pull(Range),
@@ -138,7 +140,7 @@ impl Message {
 
     /// An answer whose result takes `size` bytes.
     pub fn answer(call: u64, size: usize) -> Message {
-        Message::Response { call, result: 0, shape: vec![ANYTHING], leases: (0, 0), size: size as u64 }
+        Message::Response { call, result: 0, shape: vec![ANYTHING], leases: (0, 0), released: (0, 0), size: size as u64 }
     }
 
     pub fn bytes(&self) -> Vec<u8> {
@@ -151,15 +153,20 @@ impl Message {
                 bytes.extend(declaration.iter().flat_map(|declaration| postcard::to_stdvec(declaration).unwrap()));
                 bytes
             }
-            Message::Response { call, result, shape, leases, size } => {
-                let mut bytes = [&[0x81, u8::from(!shape.is_empty()) << 1, 0, 0][..], &result.to_le_bytes()].concat();
+            Message::Response { call, result, shape, leases, released, size } => {
+                let flags = u8::from(!shape.is_empty()) << 1 | u8::from(released.1 > 0) << 2;
+                let mut bytes = [&[0x81, flags, 0, 0][..], &result.to_le_bytes()].concat();
                 bytes.extend([*call, *size, leases.0].map(u64::to_le_bytes).concat());
                 bytes.extend(leases.1.to_le_bytes());
+                if released.1 > 0 {
+                    bytes.extend([&released.0.to_le_bytes()[..], &released.1.to_le_bytes()].concat());
+                }
                 if !shape.is_empty() {
                     bytes.extend(postcard::to_stdvec(shape).unwrap());
                 }
                 bytes
             }
+            Message::Release { first, count } => [&[0x85, 0, 0, 0][..], &count.to_le_bytes(), &first.to_le_bytes()].concat(),
             Message::Pull(range) => range.bytes(0x82),
             Message::Push(range) => range.bytes(0x83),
             Message::Data { stream, id, offset, len } => {
@@ -184,8 +191,11 @@ impl Message {
             }
             0x81 => {
                 let (call, size, leases) = (number(8)?, number(16)?, (number(24)?, word(32)?));
-                let (shape, left) = behind(declares, bytes.get(36..)?)?;
-                (Message::Response { call, result: word(4)?, shape: shape.unwrap_or_default(), leases, size }, left)
+                let releases = bytes[1] & 4 != 0;
+                let released = if releases { (number(36)?, word(44)?) } else { (0, 0) };
+                let (shape, left) = behind(declares, bytes.get(if releases { 48 } else { 36 }..)?)?;
+                let (result, shape) = (word(4)?, shape.unwrap_or_default());
+                (Message::Response { call, result, shape, leases, released, size }, left)
             }
             0x82 | 0x83 => {
                 let token = bytes.get(20..36)?.try_into().ok()?;
@@ -196,6 +206,7 @@ impl Message {
                 let stream = [Stream::Pull, Stream::Push, Stream::Request, Stream::Response][usize::from(bytes[1])];
                 (Message::Data { stream, len: word(4)?, id: number(8)?, offset: number(16)? }, &bytes[24..])
             }
+            0x85 => (Message::Release { first: number(8)?, count: word(4)? }, bytes.get(16..)?),
             _ => postcard::take_from_bytes(bytes).ok()?,
         })
     }

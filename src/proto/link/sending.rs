@@ -63,7 +63,9 @@ impl<E: Env> PeerLink<E> {
         match self.state {
             LinkState::Dialling => false,
             LinkState::Handshaking => !self.handshake.is_empty(),
-            LinkState::Open => !self.handshake.is_empty() || !self.control.is_empty() || self.may_stream(),
+            LinkState::Open => {
+                !self.handshake.is_empty() || !self.control.is_empty() || self.released.count > 0 || self.may_stream()
+            }
         }
     }
 
@@ -90,6 +92,7 @@ impl<E: Env> PeerLink<E> {
 
     /// Sends the queued frames at once, if they are few, nothing else is to be sent, and the transport can do that.
     pub(in crate::proto) fn inject(&mut self, outputs: &mut VecDeque<Output<E>>) -> bool {
+        self.queue_released();
         let Some(carrier) = self.carrier.as_ref().filter(|_| self.injects) else { return false };
         let only_frames = self.is_open() && self.handshake.is_empty() && self.streams.is_empty() && !self.closing;
         if !only_frames || self.in_flight || self.control.is_empty() || self.control.len() > MAX_INJECTED_BYTES {
@@ -114,6 +117,7 @@ impl<E: Env> PeerLink<E> {
         if self.in_flight || !self.wants_to_send() {
             return None;
         }
+        self.queue_released();
         self.in_flight = true;
         self.waiting = Waiting::default();
         self.account.sending = std::mem::take(&mut self.account.answers) + std::mem::take(&mut self.account.control);

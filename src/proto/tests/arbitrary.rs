@@ -66,6 +66,11 @@ impl Random {
         LeaseRange { first: self.number(&[]), count: [0, 0, 1, 3, u32::MAX][self.below(5)] }
     }
 
+    /// None are encoded as such.
+    fn released(&mut self) -> LeaseRange {
+        Some(self.leases()).filter(|leases| leases.count > 0).unwrap_or_default()
+    }
+
     fn token(&mut self, known: &KnownProcedures) -> [u8; 16] {
         let any = u128::from(self.next());
         let token = if self.once_in(4) { None } else { self.pick(&known.tokens).copied() };
@@ -103,7 +108,14 @@ impl Random {
                 leases: self.leases(),
                 size,
             },
-            5 | 6 => Message::Response { call, result: self.below(3) as u32, shape, leases: self.leases(), size },
+            5 | 6 => Message::Response {
+                call,
+                result: self.below(3) as u32,
+                shape,
+                leases: self.leases(),
+                released: self.released(),
+                size,
+            },
             7 => Message::Refuse { call, status: self.status() },
             8 => Message::Cancel { call },
             9 | 10 => Message::Pull(self.range(known)),

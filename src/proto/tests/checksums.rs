@@ -69,6 +69,7 @@ fn corrupt_response_fails_its_call_only() {
         result: 0,
         shape: wire::BorrowedBytes(b""),
         leases: super::LeaseRange::default(),
+        released: super::LeaseRange::default(),
         size: 3,
     };
     net.send_bytes(raw, corrupted(&answer(ids[0]), b"abc"));

@@ -46,8 +46,14 @@ fn response_size_beyond_the_limit_fails_the_call() {
     allocated();
     for size in [u64::MAX, config().max_message as u64 + 1] {
         let number = last_call(&net, raw);
-        let answer =
-            Message::Response { call: number, result: 0, shape: BorrowedBytes(b""), leases: LeaseRange::default(), size };
+        let answer = Message::Response {
+            call: number,
+            result: 0,
+            shape: BorrowedBytes(b""),
+            leases: LeaseRange::default(),
+            released: LeaseRange::default(),
+            size,
+        };
         net.send_message(raw, &answer, b"");
         let op = ops[ops.len() - 1];
         assert_failed!(net.hosts[0], op, Failure::TooLarge { size: s, .. } if *s == size);

@@ -115,7 +115,7 @@ proptest! {
                             Message::Request { declaration: Some(_), .. } => 44,
                             Message::Response { shape, .. } if !shape.0.is_empty() => 36,
                             Message::Request { .. } | Message::Response { .. } | Message::Pull(_) | Message::Push(_)
-                            | Message::Data { .. } => bytes.len(),
+                            | Message::Data { .. } | Message::Release(_) => bytes.len(),
                             _ => 0,
                         };
                         prop_assert!(again.len() <= bytes.len(), "{:?}", bytes);
@@ -270,11 +270,23 @@ fn encoding_of_version_4_is_unchanged() {
     let plain = [&[0x80, 0, 0, 0, 0, 0, 0, 0, 1][..], &[0; 15], &number(3), &[0; 12]].concat();
     assert_eq!(encoded(&one_way(false)), plain);
     assert_eq!(encoded(&one_way(true)), [&[0x80, 1][..], &plain[2..]].concat());
-    for (shape, flags, behind) in [(&b""[..], 0, &b""[..]), (b"s", 2, b"\x01s")] {
-        let response = Message::Response { call: 300, result: 4, shape: BorrowedBytes(shape), leases, size: 3 };
-        let fields = [&[0x81, flags, 0, 0, 4, 0, 0, 0][..], &number(300), &number(3), &first, behind].concat();
+    let (none, some) = (super::LeaseRange::default(), super::LeaseRange { first: 7, count: 2 });
+    let released = [&number(7)[..], &[2, 0, 0, 0]].concat();
+    for (shape, released, flags, behind) in [
+        (&b""[..], none, 0, vec![]),
+        (b"s", none, 2, b"\x01s".to_vec()),
+        (b"", some, 4, released.clone()),
+        (b"s", some, 6, [&released[..], b"\x01s"].concat()),
+    ] {
+        let response = Message::Response { call: 300, result: 4, shape: BorrowedBytes(shape), leases, released, size: 3 };
+        let fields = [&[0x81, flags, 0, 0, 4, 0, 0, 0][..], &number(300), &number(3), &first, &behind].concat();
         assert_eq!(encoded(&response), fields);
     }
+    let release = Message::Release(leases);
+    assert_eq!(encoded(&release), [&[0x85, 0, 0, 0, 1, 0, 0, 0][..], &number(5)].concat());
+    let mut frame = Vec::new();
+    put(&mut frame, &release, &[], true);
+    assert_eq!(frame.len(), wire::RELEASE_FRAME);
     let range = Range { transfer: 1, owner: 2, token: [9; 16], offset: 3, len: 4 };
     let fields = [&number(1)[..], &number(2), &[9; 16], &number(3), &number(4)].concat();
     assert_eq!(encoded(&Message::Pull(range)), [&[0x82, 0, 0, 0][..], &fields].concat());
@@ -288,7 +300,7 @@ fn encoding_of_version_4_is_unchanged() {
     assert_eq!(encoded(&Message::Cancel { call: 1 }), [1, 1]);
     assert_eq!(encoded(&Message::Done { transfer: 1, status: Status::Ok }), [2, 1, 0]);
     assert_eq!(encoded(&Message::Ping), [4]);
-    assert_eq!(encoded(&Message::InUse), [17]);
+    assert_eq!(encoded(&Message::InUse), [16]);
     let hello = HandshakeMessage::Hello(Hello {
         incarnation: 1,
         max_message: 2,

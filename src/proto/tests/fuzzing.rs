@@ -185,7 +185,10 @@ pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
     let calls = [
         frame(&request(Some(Declare { name: "echo", shape: BorrowedBytes(b"\x0e") })), &[5; 20]),
         frame(&request(None), &[6; 20]),
-        frame(&Message::Response { call: 1 << 32 | 1, result: 1, shape: BorrowedBytes(b"\x0e"), leases, size: 3 }, b"yes"),
+        frame(
+            &Message::Response { call: 1 << 32 | 1, result: 1, shape: BorrowedBytes(b"\x0e"), leases, released: leases, size: 3 },
+            b"yes",
+        ),
         frame(&Message::Cancel { call: 1 << 32 | 1 }, b""),
         frame(&Message::TraceContext { trace_id: [3; 16], parent_id: [4; 8], flags: 1, state: "vendor=1" }, b""),
     ];

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::env::TestLease;
 use super::host::ArrivedRequest;
 use super::net::{Net, TestCall, call};
+use super::wire::{BorrowedBytes, Declare, Message, Status};
 use super::{LeaseRange, OutgoingBody, Reply};
 
 const MOMENT: Duration = Duration::from_millis(1);
@@ -126,6 +127,134 @@ fn lease_in_a_response_returns_when_the_caller_releases_it() {
     net.with_host(0, |host| host.proto.release(link, leases));
     net.advance(MOMENT);
     assert_eq!(returned(&net, 1), [1]);
+    net.end();
+}
+
+/// What a host sends with releases and an answer, to a peer that is no engine: `Release` messages, and what answers release.
+fn sent(release_and_answer: impl FnOnce(&mut super::host::Host, &ArrivedRequest)) -> (Vec<LeaseRange>, Vec<LeaseRange>) {
+    let mut net = Net::new(1);
+    let raw = net.raw_peer(0, 7);
+    let body = [0; 100];
+    let leases = LeaseRange { first: 5, count: 6 };
+    net.send_message(raw, &raw_call(leases, body.len()), &body);
+    let arrived = net.hosts[0].take();
+    assert_eq!(arrived.leases, leases);
+    net.with_host(0, |host| release_and_answer(host, &arrived));
+    net.advance(MOMENT);
+    let (mut releases, mut in_answers) = (Vec::new(), Vec::new());
+    net.for_each_received(raw, |message| match message {
+        Message::Release(leases) => {
+            assert!(in_answers.is_empty(), "released behind the answer");
+            releases.push(*leases);
+        }
+        Message::Response { released, .. } => in_answers.push(*released),
+        Message::Refuse { .. } => in_answers.push(LeaseRange::default()),
+        _ => {}
+    });
+    net.disconnect(raw);
+    net.end();
+    (releases, in_answers)
+}
+
+fn raw_call(leases: LeaseRange, size: usize) -> Message<'static> {
+    let declaration = Some(Declare { name: "echo", shape: BorrowedBytes(b"?") });
+    let (budget_us, size) = (1_000_000, size as u64);
+    Message::Request { call: 1, procedure: 0, declaration, provider: 0, budget_us, one_way: false, leases, size }
+}
+
+/// Leases in this range of those that came with the call.
+fn range(first: u64, count: u32) -> LeaseRange {
+    LeaseRange { first: 5 + first, count }
+}
+
+#[test]
+fn leases_released_before_the_answer_go_with_it() {
+    let one_by_one = |order: &'static [u64]| {
+        sent(|host, arrived| {
+            order.iter().for_each(|number| host.proto.release(arrived.link, range(*number, 1)));
+            host.answer(arrived.request, b"").unwrap();
+        })
+    };
+    assert_eq!(one_by_one(&[0, 1, 2, 3, 4, 5]), (vec![], vec![range(0, 6)]));
+    assert_eq!(one_by_one(&[5, 4, 3, 2, 1, 0]), (vec![], vec![range(0, 6)]));
+    assert_eq!(one_by_one(&[3]), (vec![], vec![range(3, 1)]));
+    assert_eq!(one_by_one(&[]), (vec![], vec![LeaseRange::default()]));
+    // Not adjacent.
+    assert_eq!(one_by_one(&[0, 2, 3, 5]), (vec![range(0, 1), range(2, 2)], vec![range(5, 1)]));
+}
+
+#[test]
+fn leases_released_before_a_refusal_go_before_it() {
+    let refused = sent(|host, arrived| {
+        (0..3).for_each(|number| host.proto.release(arrived.link, range(number, 1)));
+        host.refuse(arrived.request, Status::NoResponse);
+    });
+    assert_eq!(refused, (vec![range(0, 3)], vec![LeaseRange::default()]));
+}
+
+/// A release waits for other frames only until the engine sends what it has.
+#[test]
+fn leases_released_without_an_answer_go_alone() {
+    for len in [1, 2, 6] {
+        let released = sent(|host, arrived| (0..len).for_each(|number| host.proto.release(arrived.link, range(number, 1))));
+        assert_eq!(released, (vec![range(0, len as u32)], vec![]));
+    }
+}
+
+#[test]
+fn lease_that_an_answer_releases_returns_with_it() {
+    let mut net = Net::new(2);
+    let op = net.call(0, 1, TestCall { leases: vec![lease(1), lease(2)], ..call([0; 40]) });
+    net.advance(MOMENT);
+    let arrived = net.hosts[1].take();
+    net.with_host(1, |host| {
+        host.proto.release(arrived.link, LeaseRange { count: 1, ..arrived.leases });
+        host.answer(arrived.request, b"one of them").unwrap();
+    });
+    net.advance(MOMENT);
+    assert_eq!(net.hosts[0].body(op), b"one of them");
+    assert_eq!(returned(&net, 0), [1]);
+    net.with_host(1, |host| host.proto.release(arrived.link, LeaseRange { first: arrived.leases.first + 1, count: 1 }));
+    net.advance(MOMENT);
+    assert_eq!(returned(&net, 0), [1, 2]);
+    net.end();
+}
+
+/// A call that its caller has given up is answered to nobody; its leases return all the same.
+#[test]
+fn lease_that_a_late_answer_releases_returns() {
+    let mut net = Net::new(2);
+    let op = net.call(0, 1, TestCall { leases: vec![lease(1)], ..call([0; 20]) });
+    net.advance(MOMENT);
+    let arrived = net.hosts[1].take();
+    // Both at the same time.
+    net.with_host(1, |host| {
+        host.proto.release(arrived.link, arrived.leases);
+        host.answer(arrived.request, b"late").unwrap();
+    });
+    net.cancel(0, op);
+    net.advance(MOMENT);
+    assert_eq!(returned(&net, 0), [1]);
+    net.end();
+}
+
+/// A peer may claim to release what it does not have.
+#[test]
+fn answer_that_releases_what_its_sender_does_not_have_releases_nothing_else() {
+    let mut net = Net::new(2);
+    let held = send_bulks(&mut net, 0, 1, &[1, 2]);
+    let raw = net.raw_peer(0, 7);
+    for first in [0, held.leases.first, u64::MAX] {
+        for count in [1, 2, u32::MAX] {
+            let released = LeaseRange { first, count };
+            let (result, shape, leases) = (0, BorrowedBytes(b""), LeaseRange::default());
+            net.send_message(raw, &Message::Response { call: 99, result, shape, leases, released, size: 0 }, b"");
+        }
+    }
+    assert!(!net.is_shut(raw) && returned(&net, 0).is_empty());
+    release(&mut net, 1, &held);
+    assert_eq!(returned(&net, 0), [1, 2]);
+    net.disconnect(raw);
     net.end();
 }
 

@@ -88,7 +88,14 @@ fn messages_about_unknown_operations_are_ignored() {
         for count in [0, 1, u32::MAX] {
             let leases = LeaseRange { first: id, count };
             net.send_message(raw, &Message::Release(leases), b"");
-            let answer = Message::Response { call: id, result: 0, shape: BorrowedBytes(b"?"), leases, size: 3 };
+            let answer = Message::Response {
+                call: id,
+                result: 0,
+                shape: BorrowedBytes(b"?"),
+                leases,
+                released: LeaseRange::default(),
+                size: 3,
+            };
             net.send_message(raw, &answer, b"abc");
         }
         net.send_message(raw, &Message::Pong, b"");
@@ -117,8 +124,14 @@ fn traced(trace_id: [u8; 16], parent_id: [u8; 8], state: &str) -> Vec<u8> {
 #[test]
 fn protocol_violation_ends_the_connection() {
     let long = "x".repeat(MAX_NAME + 1);
-    let answer =
-        |shape| Message::Response { call: 77, result: 3, shape: BorrowedBytes(shape), leases: LeaseRange::default(), size: 0 };
+    let answer = |shape| Message::Response {
+        call: 77,
+        result: 3,
+        shape: BorrowedBytes(shape),
+        leases: LeaseRange::default(),
+        released: LeaseRange::default(),
+        size: 0,
+    };
     let answers = [answer(b"r"), answer(b"r")].map(|message| super::raw::frame(&message, b""));
     let frames: Vec<(&str, Vec<u8>)> = vec![
         ("a number that was never declared", super::raw::frame(&declaring(5, 9, None), b"")),
@@ -240,7 +253,14 @@ fn message_about_another_peers_operation_has_no_effect() {
     };
     let (call_id, pull_id) = (number(net.hosts[0].ids[&op]), number(net.hosts[0].ids[&pull]));
     let mut bytes = super::raw::frame(
-        &Message::Response { call: call_id, result: 0, shape: BorrowedBytes(b""), leases: LeaseRange::default(), size: 3 },
+        &Message::Response {
+            call: call_id,
+            result: 0,
+            shape: BorrowedBytes(b""),
+            leases: LeaseRange::default(),
+            released: LeaseRange::default(),
+            size: 3,
+        },
         b"lie",
     );
     wire::put(&mut bytes, &Message::Refuse { call: call_id, status: Status::NoResponse }, b"", false);

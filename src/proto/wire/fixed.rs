@@ -2,18 +2,21 @@
 //! postcard would take some ten times the instructions. The first byte tells them from the other messages, which begin with
 //! the number of their variant.
 
-use super::{BorrowedBytes, LeaseRange, Message, Range, Stream, encode as encode_by_postcard};
+use super::{BorrowedBytes, LeaseRange, Message, PREFIX_LEN, Range, Stream, encode as encode_by_postcard};
 
 const REQUEST: u8 = 0x80;
 const RESPONSE: u8 = 0x81;
 const PULL: u8 = 0x82;
 const PUSH: u8 = 0x83;
 const DATA: u8 = 0x84;
+const RELEASE: u8 = 0x85;
 
 /// Flags of a request.
 const ONE_WAY: u8 = 1;
 /// A declaration, or the shape of a result, is behind the fields.
 const DECLARES: u8 = 2;
+/// Leases that are released are behind the fields of a response.
+const RELEASES: u8 = 4;
 
 // The lengths, and four, are multiples of eight where that costs nothing: the checksum of whole words takes the least. Fields
 // are read and written at constant places, which compiles to one instruction for each.
@@ -21,6 +24,11 @@ const REQUEST_LEN: usize = 44;
 const RESPONSE_LEN: usize = 36;
 const RANGE_LEN: usize = 52;
 const DATA_LEN: usize = 24;
+const RELEASE_LEN: usize = 16;
+const RELEASED_LEN: usize = 12;
+
+/// Bytes of a frame of `Release`.
+pub(crate) const RELEASE_FRAME: usize = PREFIX_LEN + RELEASE_LEN;
 
 /// Appends a message.
 pub(super) fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
@@ -41,17 +49,23 @@ pub(super) fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
                 by_postcard(declaration, out);
             }
         }
-        Message::Response { call, result, shape, leases, size } => {
-            let declares = !shape.0.is_empty();
+        Message::Response { call, result, shape, leases, released, size } => {
+            let (declares, releases) = (!shape.0.is_empty(), released.count > 0);
             let mut head = [0; RESPONSE_LEN];
             head[0] = RESPONSE;
-            head[1] = if declares { DECLARES } else { 0 };
+            head[1] = if declares { DECLARES } else { 0 } | if releases { RELEASES } else { 0 };
             head[4..8].copy_from_slice(&result.to_le_bytes());
             head[8..16].copy_from_slice(&call.to_le_bytes());
             head[16..24].copy_from_slice(&size.to_le_bytes());
             head[24..32].copy_from_slice(&leases.first.to_le_bytes());
             head[32..36].copy_from_slice(&leases.count.to_le_bytes());
             out.extend_from_slice(&head);
+            if releases {
+                let mut behind = [0; RELEASED_LEN];
+                behind[..8].copy_from_slice(&released.first.to_le_bytes());
+                behind[8..].copy_from_slice(&released.count.to_le_bytes());
+                out.extend_from_slice(&behind);
+            }
             if declares {
                 by_postcard(shape, out);
             }
@@ -65,6 +79,13 @@ pub(super) fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             head[4..8].copy_from_slice(&len.to_le_bytes());
             head[8..16].copy_from_slice(&id.to_le_bytes());
             head[16..24].copy_from_slice(&offset.to_le_bytes());
+            out.extend_from_slice(&head);
+        }
+        Message::Release(LeaseRange { first, count }) => {
+            let mut head = [0; RELEASE_LEN];
+            head[0] = RELEASE;
+            head[4..8].copy_from_slice(&count.to_le_bytes());
+            head[8..16].copy_from_slice(&first.to_le_bytes());
             out.extend_from_slice(&head);
         }
         message => by_postcard(message, out),
@@ -106,15 +127,19 @@ pub(super) fn take(bytes: &[u8]) -> postcard::Result<(Message<'_>, &[u8])> {
             let (head, left) = split::<RESPONSE_LEN>(bytes)?;
             let (result, call, size) = (word(head, 4), number(head, 8), number(head, 16));
             let leases = LeaseRange { first: number(head, 24), count: word(head, 32) };
-            let (shape, left) = match [head[1], head[2], head[3]] {
-                [0, 0, 0] => (BorrowedBytes(&[]), left),
-                [DECLARES, 0, 0] => postcard::take_from_bytes(left)?,
-                _ => return Err(postcard::Error::DeserializeBadEncoding),
+            let (declares, releases) = (head[1] & DECLARES != 0, head[1] & RELEASES != 0);
+            let (released, left) = if releases {
+                let (behind, left) = split::<RELEASED_LEN>(left)?;
+                (LeaseRange { first: number(behind, 0), count: word(behind, 8) }, left)
+            } else {
+                (LeaseRange::default(), left)
             };
-            if head[1] == DECLARES && shape.0.is_empty() {
+            let (shape, left) = if declares { postcard::take_from_bytes(left)? } else { (BorrowedBytes(&[]), left) };
+            let unknown = head[1] & !(DECLARES | RELEASES) | head[2] | head[3];
+            if unknown != 0 || declares == shape.0.is_empty() || releases == (released.count == 0) {
                 return Err(postcard::Error::DeserializeBadEncoding);
             }
-            Ok((Message::Response { call, result, shape, leases, size }, left))
+            Ok((Message::Response { call, result, shape, leases, released, size }, left))
         }
         Some(&kind @ (PULL | PUSH)) => {
             let (head, left) = split::<RANGE_LEN>(bytes)?;
@@ -137,6 +162,13 @@ pub(super) fn take(bytes: &[u8]) -> postcard::Result<(Message<'_>, &[u8])> {
                 _ => return Err(postcard::Error::DeserializeBadEncoding),
             };
             Ok((Message::Data { stream, len: word(head, 4), id: number(head, 8), offset: number(head, 16) }, left))
+        }
+        Some(&RELEASE) => {
+            let (head, left) = split::<RELEASE_LEN>(bytes)?;
+            if head[1..4] != [0; 3] {
+                return Err(postcard::Error::DeserializeBadEncoding);
+            }
+            Ok((Message::Release(LeaseRange { first: number(head, 8), count: word(head, 4) }), left))
         }
         _ => postcard::take_from_bytes(bytes),
     }

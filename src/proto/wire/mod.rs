@@ -2,7 +2,7 @@
 //!
 //! A connection begins with a handshake, of pieces whose first sixteen bytes keep their layout in every version. Then come
 //! frames: a prefix of three words, little endian (a checksum, two lengths), a [`Message`], the message's body, if it has one,
-//! and, on request, a checksum of the body. Five messages have fixed layouts, the others postcard's format. A
+//! and, on request, a checksum of the body. Six messages have fixed layouts, the others postcard's format. A
 //! [`Message::Data`] is followed by `len` bytes of payload outside the frame, so that they can be read straight into their
 //! target. Checksums are CRC-32C: they detect corruption by a network or a memory, not forgery.
 
@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::checksum;
 use crate::text::clipped;
 
+pub(crate) use fixed::RELEASE_FRAME;
 #[cfg(any(test, fuzzing))]
 pub(crate) use handshake::PREAMBLE_LEN;
 pub(crate) use handshake::{HandshakeMessage, Hello, ParsedHandshake, Refusal, encode_handshake, parse_handshake};
@@ -62,6 +63,19 @@ pub(crate) struct LeaseRange {
     pub count: u32,
 }
 
+impl LeaseRange {
+    /// Both ranges as one, where they are adjacent or one is empty.
+    pub(crate) fn joined(self, other: LeaseRange) -> Option<LeaseRange> {
+        let (low, high) = if self.first <= other.first { (self, other) } else { (other, self) };
+        if low.count == 0 || high.count == 0 {
+            return Some(if low.count == 0 { high } else { low });
+        }
+        let adjacent = low.first.checked_add(u64::from(low.count)) == Some(high.first);
+        let count = low.count.checked_add(high.count).filter(|_| adjacent)?;
+        Some(LeaseRange { first: low.first, count })
+    }
+}
+
 /// Which bytes a [`Message::Data`] brings. The number beside it is the operation's, chosen by the side that began it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stream {
@@ -99,8 +113,6 @@ pub(crate) enum Message<'a> {
     Pong,
     /// The engine is being finalized; nothing follows.
     Goodbye,
-    /// The sender no longer holds the bulks that came with these leases.
-    Release(LeaseRange),
     /// The owner has revoked this memory; copies of its content are stale.
     Revoked {
         token: [u8; 16],
@@ -171,8 +183,13 @@ pub(crate) enum Message<'a> {
         /// The shape of that type, with the first answer on a connection that uses the number; else empty.
         shape: BorrowedBytes<'a>,
         leases: LeaseRange,
+        /// As in `Release`.
+        released: LeaseRange,
         size: u64,
     },
+    /// The sender no longer holds the bulks that came with these leases.
+    #[serde(skip)]
+    Release(LeaseRange),
     #[serde(skip)]
     Pull(Range),
     #[serde(skip)]

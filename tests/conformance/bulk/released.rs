@@ -113,7 +113,8 @@ fn bulk_is_released_when_its_call_returns(net: &Net) {
     let exposed = pair.client.expose(vec![5u8; 100_000], BulkMode::ReadWrite).unwrap();
     for _ in 0..20 {
         assert_eq!(look.on(&pair.to_server).call(&exposed.bulk()).unwrap(), 10);
-        exposed.released().wait_timeout(BOUND).unwrap();
+        // The caller may drop the memory now.
+        assert!(exposed.released().is_released());
     }
 }
 

@@ -251,10 +251,10 @@ impl Scene {
             }
             AdversaryMessage::Response { call, shape, leases, body, claim } => {
                 let (call, leases, size) = (self.number(call), self.leases(leases), claimed(self, claim, *body));
-                (
-                    Message::Response { call, result: u32::from(*shape) / 64, shape: shape_of(shape), leases, size },
-                    &BODY[..usize::from(*body)],
-                )
+                let (result, shape) = (u32::from(*shape) / 64, shape_of(shape));
+                // With those that it has sent, and with others.
+                let released = if body % 4 == 3 { leases } else { LeaseRange::default() };
+                (Message::Response { call, result, shape, leases, released, size }, &BODY[..usize::from(*body)])
             }
             AdversaryMessage::Refuse { call, status } => {
                 (Message::Refuse { call: self.number(call), status: self.status(status) }, &BODY[..0])
