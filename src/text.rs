@@ -6,26 +6,46 @@ pub(crate) fn clipped(text: &str, limit: usize) -> &str {
     &text[..end.unwrap_or_default()]
 }
 
+/// Bytes in lower-case hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Reads so many bytes in lower-case hexadecimal digits; `None` for any other text.
 pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    if text.len() != 2 * N || !text.bytes().all(is_digit) {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(bytes)
+    any_from_hex(text)?.try_into().ok()
+}
+
+/// As `from_hex`, for any number of bytes.
+pub(crate) fn any_from_hex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
+    pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::clipped;
+    use super::*;
 
     #[test]
     fn text_is_clipped_between_characters() {
         let beginnings: Vec<&str> = (0..=7).map(|limit| clipped("aü€", limit)).collect();
         assert_eq!(beginnings, ["", "a", "a", "aü", "aü", "aü", "aü€", "aü€"]);
+    }
+
+    #[test]
+    fn hexadecimal_digits_are_the_bytes_again() {
+        let all: Vec<u8> = (0..=255).collect();
+        assert_eq!(any_from_hex(&hex(&all)), Some(all));
+        assert_eq!(from_hex("00fe"), Some([0, 0xfe]));
+        assert_eq!(any_from_hex(""), Some(vec![]));
+        for text in ["0", "0x", "FE", "ü", "fe ", "+1"] {
+            assert_eq!(any_from_hex(text), None, "{text}");
+        }
+        assert_eq!(from_hex::<3>("00fe"), None);
     }
 }

@@ -1,4 +1,5 @@
-//! How a bulk is encoded: as one piece of bytes. Field by field, serde would take ten times the instructions. Numbers are little-endian.
+//! How a bulk is encoded: as one piece of bytes, which takes half of the instructions that serde takes field by field; in formats
+//! for people, as text of hexadecimal digits. Numbers are little-endian.
 //!
 //! ```text
 //! 0      16      24   32           40        44     48    49
@@ -8,17 +9,18 @@
 //! number of  length, text   length, text   ...   content, or keys, to the end
 //! addresses
 //! ```
-//! A length up to 127 has one byte, a longer one two, of which the first has 128 added, and the lower bits.
+//! A length up to 127 has one byte, a longer one two: 128 and the higher bits, then the lower eight bits.
 
 use std::fmt;
 
-use serde::de::{SeqAccess, Visitor};
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
 
 use super::descriptor::Bulk;
 use super::mode::BulkMode;
 use crate::engine::AddressTexts;
+use crate::text::{any_from_hex, hex};
 
 const HEAD: usize = 50;
 /// Stands for the index of a lease where there is none.
@@ -120,11 +122,15 @@ pub(super) struct EncodedBulk<B> {
     pub exposed_memory: B,
 }
 
-/// For serde, one piece.
+/// For serde, one value without parts.
 pub(super) struct Piece<'a>(pub &'a [u8]);
 
 impl Serialize for Piece<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Not all formats for people have bytes.
+        if serializer.is_human_readable() {
+            return serializer.serialize_str(&hex(self.0));
+        }
         serializer.serialize_bytes(self.0)
     }
 }
@@ -144,14 +150,12 @@ impl<'de> Deserialize<'de> for DecodedBulk {
                 let (fields, addresses) = BulkFields::decode(bytes).ok_or_else(|| E::custom("bytes that are no bulk"))?;
                 Ok(DecodedBulk(Bulk::received(fields, addresses)))
             }
-            /// Formats without bytes have them as a list.
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<DecodedBulk, A::Error> {
-                let mut bytes = Vec::new();
-                while let Some(byte) = seq.next_element()? {
-                    bytes.push(byte);
-                }
-                self.visit_bytes(&bytes)
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<DecodedBulk, E> {
+                self.visit_bytes(&any_from_hex(text).unwrap_or_default())
             }
+        }
+        if deserializer.is_human_readable() {
+            return deserializer.deserialize_str(PieceVisitor);
         }
         deserializer.deserialize_bytes(PieceVisitor)
     }
@@ -206,21 +210,23 @@ mod tests {
         assert!(BulkFields::decode(&[&bytes[..], &[0]].concat()).is_none());
     }
 
-    /// A program may keep bulks in other formats than that of messages, some of which have no bytes.
+    /// A program may keep bulks in other formats than that of messages, some of which have no bytes, or no text to borrow.
     #[test]
     fn bulk_in_another_format_is_the_same_bulk() {
         let engine = Engine::server("loop://").unwrap();
         let exposed = engine.expose(vec![7u8; 100], BulkMode::ReadWrite).unwrap();
         let part = exposed.bulk().slice(10, 20).unwrap();
         let text = serde_json::to_string(&part).unwrap();
-        let again: Bulk = serde_json::from_str(&text).unwrap();
+        assert!(text.starts_with(r#"{"exposed_memory":""#), "{text}");
+        let again: Bulk = serde_json::from_str(&text.replacen('0', "\\u0030", 1)).unwrap();
         assert_eq!(format!("{again:?}"), format!("{part:?}"));
         let mut copy = [0u8; 20];
         assert_eq!(again.on(&engine.lookup(engine.address()).unwrap()).pull_into(&mut copy).unwrap(), 20);
         assert_eq!(copy, [7; 20]);
-        for (what, with) in [("[", "[["), ("exposed_memory", "memory")] {
-            assert!(serde_json::from_str::<Bulk>(&text.replace(what, with)).is_err());
+        for (what, with) in [(":\"", ":\"0"), (":\"", ":\"x"), ("exposed_memory", "memory")] {
+            assert!(serde_json::from_str::<Bulk>(&text.replace(what, with)).is_err(), "{what} as {with}");
         }
+        assert!(serde_json::from_str::<Bulk>(r#"{"exposed_memory":""}"#).is_err());
     }
 
     /// Calls that take a mere piece of bytes for a bulk, or one for the other, are refused; what is behind a bulk is known, too.

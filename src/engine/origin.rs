@@ -109,14 +109,15 @@ impl AddressTexts {
         self.0.extend_from_slice(text.as_bytes());
     }
 
-    /// Takes them off the beginning of some bytes; `None` where there are too few bytes, or too many addresses.
+    /// Takes them off the beginning of some bytes; `None` where there are too few bytes, too many addresses, or longer ones than
+    /// an engine has.
     pub(crate) fn take(bytes: &[u8]) -> Option<(AddressTexts, &[u8])> {
         let (&count, mut rest) = bytes.split_first()?;
         if usize::from(count) > MAX_ADDRESSES {
             return None;
         }
         for _ in 0..count {
-            let (len, text) = take_len(rest)?;
+            let (len, text) = take_len(rest).filter(|(len, _)| *len <= MAX_LEN)?;
             rest = text.get(len..)?;
         }
         let (own, rest) = bytes.split_at(bytes.len() - rest.len());
@@ -172,8 +173,7 @@ mod tests {
 
     #[test]
     fn addresses_are_those_that_were_sent_but_for_what_is_none() {
-        let long = format!("loop://{}", "a".repeat(MAX_LEN));
-        let texts = decode(&["tcp://192.0.2.1:7000", "nonsense", "", &long, "shm://a", "tcp://192.0.2.1:7000"]).unwrap();
+        let texts = decode(&["tcp://192.0.2.1:7000", "nonsense", "", "shm://a", "tcp://192.0.2.1:7000"]).unwrap();
         let origin = Origin::received(1, texts, None);
         let expected = ["tcp://192.0.2.1:7000", "shm://a"];
         assert_eq!(origin.addresses().iter().map(Address::to_string).collect::<Vec<_>>(), expected);
@@ -205,6 +205,18 @@ mod tests {
         assert!(most.iter().count() == MAX_ADDRESSES && most.iter().all(|text| text == longest));
         assert_eq!(decode(&["loop://a"; MAX_ADDRESSES + 1]), None);
         assert_eq!(decode(&[""; MAX_ADDRESSES + 1]), None);
+    }
+
+    #[test]
+    fn addresses_of_all_lengths_are_those_that_were_sent() {
+        for len in [8, 127, 128, 129, 255, 256, MAX_LEN] {
+            let address: Address = format!("loop://{}", "a".repeat(len - 7)).parse().unwrap();
+            let origin = Origin::own(Weak::new(), 1, vec![address.clone()]);
+            assert_eq!(origin.texts.iter().collect::<Vec<_>>(), [address.to_string()]);
+            assert_eq!(sent_on(&origin), [address.to_string()]);
+        }
+        assert_eq!(decode(&[&"a".repeat(MAX_LEN + 1)]), None);
+        assert_eq!(decode(&[&"a".repeat(20_000)]), None);
     }
 
     #[test]

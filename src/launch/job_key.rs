@@ -145,7 +145,7 @@ fn await_file(file: &Path, limit: TimeLimit) -> std::result::Result<JobKey, Stri
 }
 
 fn hex(key: &JobKey) -> String {
-    key.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    text::hex(&key.0)
 }
 
 fn from_hex(text: &str) -> Option<JobKey> {

@@ -79,7 +79,8 @@ fn details(message: &Message<'_>) -> String {
         }
         Message::Response { call, result, shape: BorrowedBytes(shape), leases, released, size } => {
             let declared = if shape.is_empty() { "" } else { " (declared)" };
-            format!("call {call}, type {result}{declared}, {size} bytes, {} bulks, {} released", leases.count, released.count)
+            let released = if released.count > 0 { format!(", {} released", released.count) } else { String::new() };
+            format!("call {call}, type {result}{declared}, {size} bytes, {} bulks{released}", leases.count)
         }
         Message::Refuse { call, status } => format!("call {call}, {status:?}"),
         Message::Cancel { call } | Message::Shutdown { call } | Message::Echo { call } => format!("call {call}"),

@@ -392,6 +392,9 @@ impl<E: Env> Proto<E> {
     /// What differs between the running sums and a recount, if anything.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn miscounted(&self) -> Option<String> {
+        if let Some((answers, control, queued)) = self.links.values().find_map(|link| link.overcounted_replies()) {
+            return Some(format!("{answers} bytes of answers and {control} of other replies are among {queued} queued bytes"));
+        }
         let requests: usize = self.requests.values().map(|request| request.cost).sum();
         let counted: usize = self.links.values().map(|link| link.account.counted).sum();
         let accepted = self.links.values().filter(|link| link.is_open() && !link.dialled);

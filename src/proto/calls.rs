@@ -378,6 +378,7 @@ impl<E: Env> Proto<E> {
             self.admit_request(id, cost).err()
         };
         if let Some(status) = refusal {
+            self.release(id, leases);
             match one_way {
                 Some(OneWayRequest { cost: cost @ Some(_), .. }) => {
                     // The caller knows the limit, and refuses such a call itself.
@@ -394,7 +395,6 @@ impl<E: Env> Proto<E> {
                     self.links[id].queue_control(&Message::Refuse { call, status });
                 }
             }
-            self.release(id, leases);
             self.mark_ready(id);
             return Ok(());
         }

@@ -275,6 +275,7 @@ impl<E: Env> PeerLink<E> {
 
     /// As `queue_frame`, for an answer.
     pub(super) fn queue_response(&mut self, message: &Message<'_>, body: &[u8]) {
+        self.queue_released();
         let before = self.control.len();
         self.queue_frame(message, body);
         self.account.answers += self.control.len() - before;
@@ -286,6 +287,7 @@ impl<E: Env> PeerLink<E> {
     }
 
     pub(super) fn queue_control_with(&mut self, message: &Message<'_>, body: &[u8]) {
+        self.queue_released();
         let before = self.control.len();
         self.queue_frame(message, body);
         self.account.control += self.control.len() - before;
@@ -352,6 +354,13 @@ impl<E: Env> PeerLink<E> {
     /// The operation is over: what is still arriving for it is discarded.
     pub(super) fn discard_inbound(&mut self, kind: Stream, id: u64) {
         self.inbound.iter_mut().filter(|l| l.kind == kind && l.id == id).for_each(|l| l.wanted = false);
+    }
+
+    /// Bytes of answers and of other replies, if they are more than all that is queued.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn overcounted_replies(&self) -> Option<(usize, usize, usize)> {
+        let Account { answers, control, .. } = self.account;
+        (answers + control > self.control.len()).then_some((answers, control, self.control.len()))
     }
 
     #[cfg(any(test, fuzzing))]

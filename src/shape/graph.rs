@@ -102,6 +102,11 @@ struct GraphNode {
     accepted: bool,
     /// Synthetic values that were refused before one was accepted.
     fails: u32,
+    /// A synthetic value was refused, at any time.
+    choosy: bool,
+    /// Leaf: the attempt whose value was presented last, and the first whose value was accepted.
+    presented: u32,
+    works: Option<u32>,
     /// So many calls are in progress here; two or more in a recursion.
     active: u32,
     /// There is something left to find out, here or below.
@@ -134,6 +139,9 @@ impl GraphNode {
             visited: false,
             accepted: false,
             fails: 0,
+            choosy: false,
+            presented: 0,
+            works: None,
             active: 0,
             live: true,
             doomed: false,
@@ -152,7 +160,14 @@ impl GraphNode {
     fn refuse(&mut self) -> bool {
         let untested = self.untested();
         self.fails += u32::from(untested);
-        untested
+        let sticks = !std::mem::replace(&mut self.choosy, true) && self.works.is_some();
+        untested || sticks
+    }
+
+    /// The attempt whose value a leaf is presented, if it has accepted that and refused another: a run that makes values up
+    /// differently would end there, and is for what is behind.
+    fn proven(&self) -> Option<u32> {
+        self.works.filter(|_| self.choosy)
     }
 
     /// The child at `index` of a tuple, struct or enum, if a run has come there.
@@ -223,7 +238,10 @@ impl Graph {
         self.depth += 1;
         let position = self.nodes[at].current;
         self.attempt += self.nodes[position].fails + if id == position { 0 } else { self.nodes[id].fails };
-        self.nodes[id].active += 1;
+        let node = &mut self.nodes[id];
+        self.attempt = node.proven().unwrap_or(self.attempt);
+        node.presented = self.attempt;
+        node.active += 1;
         Some(entered)
     }
 
@@ -249,6 +267,9 @@ impl Graph {
         if ok {
             self.progress |= !node.accepted;
             node.accepted = true;
+            if matches!(node.kind, NodeKind::Leaf(_)) {
+                node.works.get_or_insert(node.presented);
+            }
         } else if !self.blamed {
             self.progress |= node.refuse();
         }

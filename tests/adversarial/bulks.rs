@@ -216,7 +216,15 @@ const BULKS: &[Case] = &[
     case("invalid addresses", Then::Continues, |adversary, _| {
         let texts = ["", "://", "tcp://", "tcp://[::", "http://127.0.0.1:80", "tcp://127.0.0.1:99999", "shm://../..", "\0"];
         leads_nowhere(adversary, &texts.map(str::to_owned));
-        leads_nowhere(adversary, &["tcp://".to_owned() + &"x".repeat(1000) + ":1"]);
+        leads_nowhere(adversary, &["tcp://".to_owned() + &"x".repeat(290) + ":1"]);
+    }),
+    case("addresses that are too long", Then::EndsWith("Decode", 2), |adversary, _| {
+        for len in [301, 30_000] {
+            let bulk = Described { addresses: vec!["x".repeat(len)], ..adversary.claimed_memory(1000) };
+            let bytes = postcard::to_stdvec(&(bulk, true)).unwrap();
+            adversary.tell(&Message::call(len as u64, "take", bytes.len()), &[]);
+            adversary.data(crate::common::wire::Stream::Request, len as u64, 0, &bytes);
+        }
     }),
     case("addresses without an engine", Then::Continues, |adversary, _| {
         let closed = format!("tcp://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 pub const MAGIC: &[u8; 8] = b"calomel\0";
 /// The version of the protocol.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// The encoded shape of a type about which nothing is known.
 pub const ANYTHING: u8 = 32;
 /// Kinds of handshake messages.

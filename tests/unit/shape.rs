@@ -800,6 +800,95 @@ fn tagged_by_hand<const TEXT: u8, const NUMBER: u8>() {
     round_trips((1u16, vec![text()]));
     round_trips(vec![number(), text()]);
     round_trips(BTreeMap::from([(1u8, number()), (2, text())]));
+    // Behind types that refuse most values: runs that make values up differently have to get past them.
+    round_trips((NonZeroU32::MIN, number()));
+    round_trips((NonZeroU32::MIN, text()));
+    round_trips((Identifier([7; 16]), number()));
+    round_trips((Identifier([7; 16]), text()));
+    round_trips((Level::new("1.0.0"), number()));
+    round_trips((Level::new("1.0.0"), text()));
+    round_trips((Some(Identifier([7; 16])), vec![Level::new("1.0.0")], text()));
+    let engine = crate::Engine::client("loop").unwrap();
+    let bulk = engine.expose(vec![7u8; 10], crate::BulkMode::ReadWrite).unwrap().bulk();
+    let behind = Shape::of_type::<(crate::Bulk, Tagged<TEXT, NUMBER>)>();
+    assert!(behind.accepts(&Shape::of_value(&(&bulk, number()))), "{behind}");
+    assert!(behind.accepts(&Shape::of_value(&(&bulk, text()))), "{behind}");
+    let behind = Shape::of_type::<(Option<crate::Bulk>, Vec<crate::Bulk>, Tagged<TEXT, NUMBER>)>();
+    assert!(behind.accepts(&Shape::of_value(&(Some(&bulk), vec![&bulk], text()))), "{behind}");
+}
+
+/// Sixteen bytes, as crates for identifiers read them.
+#[derive(Debug, PartialEq)]
+struct Identifier([u8; 16]);
+
+impl Serialize for Identifier {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Identifier {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl Visitor<'_> for Reader {
+            type Value = Identifier;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("sixteen bytes")
+            }
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Identifier, E> {
+                bytes.try_into().map(Identifier).map_err(|_| E::custom("of another length"))
+            }
+        }
+        deserializer.deserialize_bytes(Reader)
+    }
+}
+
+/// A text of three numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+struct Level(String);
+
+impl Level {
+    fn new(text: &str) -> Level {
+        Level(text.to_owned())
+    }
+}
+
+impl TryFrom<String> for Level {
+    type Error = &'static str;
+    fn try_from(text: String) -> Result<Level, &'static str> {
+        let numbers: Vec<&str> = text.split('.').collect();
+        if numbers.len() == 3 && numbers.iter().all(|n| n.parse::<u8>().is_ok()) { Ok(Level(text)) } else { Err("no level") }
+    }
+}
+
+/// A validation that refuses the first value of the whole: what is behind a bulk in it is found all the same.
+#[test]
+fn what_is_behind_a_bulk_in_a_validated_type_is_known() {
+    #[derive(Deserialize)]
+    #[serde(try_from = "Raw")]
+    struct Checked;
+    #[derive(Deserialize)]
+    struct Raw {
+        bulk: crate::Bulk,
+        kind: Kind,
+        count: u32,
+    }
+    #[derive(Deserialize)]
+    enum Kind {
+        One,
+        Two(u8),
+        Three { name: String },
+    }
+    impl TryFrom<Raw> for Checked {
+        type Error = &'static str;
+        fn try_from(raw: Raw) -> Result<Checked, &'static str> {
+            if raw.count == 1 { Err("the first value") } else { Ok(Checked) }
+        }
+    }
+    let expected =
+        "(Raw { bulk: Bulk { exposed_memory: bytes }, kind: Kind::{One, Two(u8), Three { name: str }}, count: u32 }, u16)";
+    assert_eq!(text_of::<(Checked, u16)>(), expected);
 }
 
 /// A text that can't be made is an error, and no panic.

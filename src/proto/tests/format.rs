@@ -232,7 +232,7 @@ fn long_status_text_is_clipped() {
 
 /// A change of the format needs a new version: the bytes here change only together with it.
 #[test]
-fn encoding_of_version_4_is_unchanged() {
+fn encoding_of_version_5_is_unchanged() {
     use super::wire::{BorrowedBytes, Declare, Message, Range, Stream};
     let (request, leases) = ([0x80, 2, 7, 0, 2, 0, 0, 0], super::LeaseRange { first: 5, count: 1 });
     let message = Message::Request {

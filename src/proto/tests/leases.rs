@@ -188,6 +188,7 @@ fn leases_released_before_a_refusal_go_before_it() {
     let refused = sent(|host, arrived| {
         (0..3).for_each(|number| host.proto.release(arrived.link, range(number, 1)));
         host.refuse(arrived.request, Status::NoResponse);
+        assert_eq!(host.proto.miscounted(), None);
     });
     assert_eq!(refused, (vec![range(0, 3)], vec![LeaseRange::default()]));
 }

@@ -1,4 +1,4 @@
-//! The messages that each call and each transfer needs, in layouts of their own: little endian, each field at a fixed place.
+//! The messages that each call, each transfer and each bulk needs, in layouts of their own: little endian, each field at a fixed place.
 //! postcard would take some ten times the instructions. The first byte tells them from the other messages, which begin with
 //! the number of their variant.
 

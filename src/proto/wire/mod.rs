@@ -21,7 +21,7 @@ pub(crate) use handshake::PREAMBLE_LEN;
 pub(crate) use handshake::{HandshakeMessage, Hello, ParsedHandshake, Refusal, encode_handshake, parse_handshake};
 
 /// Versions of the protocol that this crate supports, lowest and highest.
-pub(crate) const VERSIONS: (u16, u16) = (4, 4);
+pub(crate) const VERSIONS: (u16, u16) = (5, 5);
 pub(crate) const MAGIC: [u8; 8] = *b"calomel\0";
 /// Longest hello: far more than sixteen addresses and the numbers usually take.
 pub(crate) const MAX_HELLO: usize = 16 << 10;
