@@ -4,15 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
 
 use super::exposure_state::{ExposureState, LeaseGuard};
 use super::mode::{BulkMode, ExposeMode};
-use super::wire::{Behind, BulkFields, DecodedBulk, EncodedBulk, Piece};
+use super::wire::{Behind, BulkFields, EncodedBulk, Piece};
 use crate::engine::{AddressTexts, DecodeContext, EncodeContext, Origin, RemoteLease, StaleFlag};
 use crate::memory::{ReadElement, Region, Slice};
 use crate::progress::{LeaseKeepAlive, RemoteKeys};
+use crate::text::any_from_hex;
 use crate::{Error, Result};
 
 /// A handle to exposed memory, which can be cloned, sliced, sent inside calls, kept, and forwarded to other peers. It names the
@@ -301,6 +303,32 @@ impl Serialize for Bulk {
         let fields = BulkFields { token, offset, len, incarnation: origin.incarnation, segments, lease, mode, behind };
         let bytes = origin.with_encoded_addresses(|addresses| fields.encode(addresses));
         EncodedBulk { exposed_memory: Piece(&bytes) }.serialize(serializer)
+    }
+}
+
+/// A bulk that was decoded from one piece.
+struct DecodedBulk(Bulk);
+
+impl<'de> Deserialize<'de> for DecodedBulk {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<DecodedBulk, D::Error> {
+        struct PieceVisitor;
+        impl<'de> Visitor<'de> for PieceVisitor {
+            type Value = DecodedBulk;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the bytes of a bulk")
+            }
+            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> std::result::Result<DecodedBulk, E> {
+                let (fields, addresses) = BulkFields::decode(bytes).ok_or_else(|| E::custom("bytes that are no bulk"))?;
+                Ok(DecodedBulk(Bulk::received(fields, addresses)))
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<DecodedBulk, E> {
+                self.visit_bytes(&any_from_hex(text).unwrap_or_default())
+            }
+        }
+        if deserializer.is_human_readable() {
+            return deserializer.deserialize_str(PieceVisitor);
+        }
+        deserializer.deserialize_bytes(PieceVisitor)
     }
 }
 

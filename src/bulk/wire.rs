@@ -11,16 +11,12 @@
 //! ```
 //! A length up to 127 has one byte, a longer one two: 128 and the higher bits, then the lower eight bits.
 
-use std::fmt;
-
-use serde::de::Visitor;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use smallvec::SmallVec;
 
-use super::descriptor::Bulk;
 use super::mode::BulkMode;
 use crate::engine::AddressTexts;
-use crate::text::{any_from_hex, hex};
+use crate::text::hex;
 
 const HEAD: usize = 50;
 /// Stands for the index of a lease where there is none.
@@ -84,7 +80,7 @@ impl BulkFields<'_> {
 
 impl<'a> BulkFields<'a> {
     /// `None` for bytes that are no bulk.
-    fn decode(bytes: &'a [u8]) -> Option<(BulkFields<'a>, AddressTexts)> {
+    pub(super) fn decode(bytes: &'a [u8]) -> Option<(BulkFields<'a>, AddressTexts)> {
         let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let number = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
@@ -135,36 +131,11 @@ impl Serialize for Piece<'_> {
     }
 }
 
-/// A bulk that was decoded from one piece.
-pub(super) struct DecodedBulk(pub Bulk);
-
-impl<'de> Deserialize<'de> for DecodedBulk {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<DecodedBulk, D::Error> {
-        struct PieceVisitor;
-        impl<'de> Visitor<'de> for PieceVisitor {
-            type Value = DecodedBulk;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the bytes of a bulk")
-            }
-            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<DecodedBulk, E> {
-                let (fields, addresses) = BulkFields::decode(bytes).ok_or_else(|| E::custom("bytes that are no bulk"))?;
-                Ok(DecodedBulk(Bulk::received(fields, addresses)))
-            }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<DecodedBulk, E> {
-                self.visit_bytes(&any_from_hex(text).unwrap_or_default())
-            }
-        }
-        if deserializer.is_human_readable() {
-            return deserializer.deserialize_str(PieceVisitor);
-        }
-        deserializer.deserialize_bytes(PieceVisitor)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Engine, shape::Shape};
+    use crate::shape::Shape;
+    use crate::{Bulk, Engine};
 
     fn fields(behind: Behind<'_>) -> BulkFields<'_> {
         BulkFields {
@@ -221,7 +192,7 @@ mod tests {
         let again: Bulk = serde_json::from_str(&text.replacen('0', "\\u0030", 1)).unwrap();
         assert_eq!(format!("{again:?}"), format!("{part:?}"));
         let mut copy = [0u8; 20];
-        assert_eq!(again.on(&engine.lookup(engine.address()).unwrap()).pull_into(&mut copy).unwrap(), 20);
+        assert_eq!(again.on(engine.lookup(engine.address()).unwrap()).pull_into(&mut copy).unwrap(), 20);
         assert_eq!(copy, [7; 20]);
         for (what, with) in [(":\"", ":\"0"), (":\"", ":\"x"), ("exposed_memory", "memory")] {
             assert!(serde_json::from_str::<Bulk>(&text.replace(what, with)).is_err(), "{what} as {with}");
