@@ -8,7 +8,8 @@ pub(crate) fn clipped(text: &str, limit: usize) -> &str {
 
 /// Bytes in lower-case hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let digit = |value: u8| char::from(b"0123456789abcdef"[usize::from(value)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
 /// Reads so many bytes in lower-case hexadecimal digits; `None` for any other text.

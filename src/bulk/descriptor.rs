@@ -315,7 +315,7 @@ impl<'de> Deserialize<'de> for DecodedBulk {
         impl<'de> Visitor<'de> for PieceVisitor {
             type Value = DecodedBulk;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the bytes of a bulk")
+                f.write_str("the bytes of a bulk, or their hexadecimal digits")
             }
             fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> std::result::Result<DecodedBulk, E> {
                 let (fields, addresses) = BulkFields::decode(bytes).ok_or_else(|| E::custom("bytes that are no bulk"))?;

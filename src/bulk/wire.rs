@@ -1,5 +1,5 @@
 //! How a bulk is encoded: as one piece of bytes, which takes half of the instructions that serde takes field by field; in formats
-//! for people, as text of hexadecimal digits. Numbers are little-endian.
+//! for people, as text of lower-case hexadecimal digits. Numbers are little-endian.
 //!
 //! ```text
 //! 0      16      24   32           40        44     48    49
@@ -118,7 +118,7 @@ pub(super) struct EncodedBulk<B> {
     pub exposed_memory: B,
 }
 
-/// For serde, one value without parts.
+/// Bytes; in formats for people text.
 pub(super) struct Piece<'a>(pub &'a [u8]);
 
 impl Serialize for Piece<'_> {

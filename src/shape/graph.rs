@@ -102,17 +102,40 @@ struct GraphNode {
     accepted: bool,
     /// Synthetic values that were refused before one was accepted.
     fails: u32,
-    /// A synthetic value was refused, at any time.
-    choosy: bool,
-    /// Leaf: the attempt whose value was presented last, and the first whose value was accepted.
-    presented: u32,
-    works: Option<u32>,
+    /// A bit for each attempt whose values were refused here: they repeat after sixteen.
+    refused: u16,
+    /// Which values were presented last, and the first that were accepted.
+    presented: MadeUp,
+    works: Option<MadeUp>,
     /// So many calls are in progress here; two or more in a recursion.
     active: u32,
     /// There is something left to find out, here or below.
     live: bool,
     /// No value can be synthesized for this.
     doomed: bool,
+}
+
+/// Which synthetic values are presented: the attempt, and how many numbers were made up before in the run.
+#[derive(Clone, Copy, Debug, Default)]
+struct MadeUp {
+    attempt: u32,
+    numbers: u8,
+}
+
+impl MadeUp {
+    fn bit(self) -> u16 {
+        1 << (self.attempt % 16)
+    }
+}
+
+/// What follows from a refusal.
+enum AfterRefusal {
+    /// The next run presents something else.
+    NextAttempt,
+    /// A run like this one would get further: it presents what was accepted before.
+    Avoidable,
+    /// Nothing new.
+    Again,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -139,8 +162,8 @@ impl GraphNode {
             visited: false,
             accepted: false,
             fails: 0,
-            choosy: false,
-            presented: 0,
+            refused: 0,
+            presented: MadeUp::default(),
             works: None,
             active: 0,
             live: true,
@@ -156,18 +179,25 @@ impl GraphNode {
         !self.accepted && self.fails >= MAX_FAILS
     }
 
-    /// `true` if the next attempt is another one.
-    fn refuse(&mut self) -> bool {
+    /// Notes that what was presented was refused.
+    fn refuse(&mut self) -> AfterRefusal {
         let untested = self.untested();
         self.fails += u32::from(untested);
-        let sticks = !std::mem::replace(&mut self.choosy, true) && self.works.is_some();
-        untested || sticks
+        let before = self.refused;
+        self.refused |= self.presented.bit();
+        if untested {
+            AfterRefusal::NextAttempt
+        } else if self.works.is_some() && before != self.refused {
+            AfterRefusal::Avoidable
+        } else {
+            AfterRefusal::Again
+        }
     }
 
-    /// The attempt whose value a leaf is presented, if it has accepted that and refused another: a run that makes values up
-    /// differently would end there, and is for what is behind.
-    fn proven(&self) -> Option<u32> {
-        self.works.filter(|_| self.choosy)
+    /// Which values to present in place of these: what was accepted here, where these would be refused again. The run is for what
+    /// is behind.
+    fn instead_of(&self, made_up: MadeUp) -> Option<MadeUp> {
+        self.works.filter(|_| self.refused & made_up.bit() != 0)
     }
 
     /// The child at `index` of a tuple, struct or enum, if a run has come there.
@@ -184,6 +214,8 @@ pub(super) struct Graph {
     idle: usize,
     /// This run brought something new.
     progress: bool,
+    /// The next run can get further with the same attempt.
+    retry: bool,
     depth: usize,
     /// Refused values of the node and those above it: each time all of them are made up differently.
     attempt: u32,
@@ -208,6 +240,7 @@ impl Graph {
             steps: 0,
             idle: 0,
             progress: true,
+            retry: false,
             depth: 0,
             attempt: 0,
             made_up: 0,
@@ -217,8 +250,8 @@ impl Graph {
 
     /// Prepares for another run; `false` when there is nothing more to find out, or no more to be spent.
     pub(super) fn begin_run(&mut self) -> bool {
-        self.idle = if self.progress { 0 } else { self.idle + 1 };
-        self.progress = false;
+        self.idle = if self.progress { 0 } else { self.idle + usize::from(!self.retry) };
+        (self.progress, self.retry) = (false, false);
         self.attempt = self.idle as u32;
         self.made_up = 0;
         self.blamed = false;
@@ -239,8 +272,11 @@ impl Graph {
         let position = self.nodes[at].current;
         self.attempt += self.nodes[position].fails + if id == position { 0 } else { self.nodes[id].fails };
         let node = &mut self.nodes[id];
-        self.attempt = node.proven().unwrap_or(self.attempt);
-        node.presented = self.attempt;
+        node.presented = MadeUp { attempt: self.attempt, numbers: self.made_up };
+        if let Some(instead) = node.instead_of(node.presented) {
+            node.presented = instead;
+            (self.attempt, self.made_up) = (instead.attempt, instead.numbers);
+        }
         node.active += 1;
         Some(entered)
     }
@@ -254,9 +290,15 @@ impl Graph {
             self.progress |= !node.visited;
             node.visited = true;
         } else if !self.blamed {
-            self.progress |= node.refuse();
+            let refusal = node.refuse();
+            self.note(refusal);
         }
         self.blamed = !ok;
+    }
+
+    fn note(&mut self, refusal: AfterRefusal) {
+        self.progress |= matches!(refusal, AfterRefusal::NextAttempt);
+        self.retry |= matches!(refusal, AfterRefusal::Avoidable);
     }
 
     /// Records whether the type at a position was synthesized. If not, and nothing below is to blame, a validation after
@@ -267,11 +309,10 @@ impl Graph {
         if ok {
             self.progress |= !node.accepted;
             node.accepted = true;
-            if matches!(node.kind, NodeKind::Leaf(_)) {
-                node.works.get_or_insert(node.presented);
-            }
+            node.works.get_or_insert(node.presented);
         } else if !self.blamed {
-            self.progress |= node.refuse();
+            let refusal = node.refuse();
+            self.note(refusal);
         }
         self.blamed = !ok;
     }

@@ -170,6 +170,7 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
     }
 
     fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
+        // Sixty-four of them are a bulk: see `bulk/wire.rs`.
         const BYTES: &[u8] = &[1; 64];
         self.visit(None, NodeKind::Leaf(Leaf::Bytes), |graph, _| {
             visitor.visit_borrowed_bytes(&BYTES[..LENGTHS[graph.attempt() % LENGTHS.len()]])

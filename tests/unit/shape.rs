@@ -586,7 +586,7 @@ fn aliases_are_accepted_and_other_names_are_not() {
     refused::<Command>(&OldCommand::Halt(1));
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "u32")]
 struct Even(u32);
 
@@ -808,6 +808,11 @@ fn tagged_by_hand<const TEXT: u8, const NUMBER: u8>() {
     round_trips((Level::new("1.0.0"), number()));
     round_trips((Level::new("1.0.0"), text()));
     round_trips((Some(Identifier([7; 16])), vec![Level::new("1.0.0")], text()));
+    // And behind types whose validation is of the whole.
+    round_trips((vec![1u8], Even(4), number()));
+    round_trips((vec![1u8], Even(4), text()));
+    round_trips((Span { low: 1, high: 2 }, number()));
+    round_trips((Span { low: 1, high: 2 }, text()));
     let engine = crate::Engine::client("loop").unwrap();
     let bulk = engine.expose(vec![7u8; 10], crate::BulkMode::ReadWrite).unwrap().bulk();
     let behind = Shape::of_type::<(crate::Bulk, Tagged<TEXT, NUMBER>)>();
@@ -815,6 +820,137 @@ fn tagged_by_hand<const TEXT: u8, const NUMBER: u8>() {
     assert!(behind.accepts(&Shape::of_value(&(&bulk, text()))), "{behind}");
     let behind = Shape::of_type::<(Option<crate::Bulk>, Vec<crate::Bulk>, Tagged<TEXT, NUMBER>)>();
     assert!(behind.accepts(&Shape::of_value(&(Some(&bulk), vec![&bulk], text()))), "{behind}");
+}
+
+/// As above, with a tag that refuses all other numbers itself.
+#[test]
+fn what_is_tagged_by_a_number_that_is_checked() {
+    checked_tag::<0, 1>();
+    checked_tag::<1, 0>();
+    checked_tag::<1, 2>();
+    checked_tag::<2, 1>();
+    checked_tag::<0, 2>();
+}
+
+fn checked_tag<const TEXT: u8, const NUMBER: u8>() {
+    #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+    #[serde(try_from = "u8")]
+    struct Tag<const TEXT: u8, const NUMBER: u8>(u8);
+    impl<const TEXT: u8, const NUMBER: u8> TryFrom<u8> for Tag<TEXT, NUMBER> {
+        type Error = &'static str;
+        fn try_from(tag: u8) -> Result<Self, &'static str> {
+            if tag == TEXT || tag == NUMBER { Ok(Tag(tag)) } else { Err("no such tag") }
+        }
+    }
+    #[derive(Debug)]
+    struct Item<const TEXT: u8, const NUMBER: u8>;
+    impl<'de, const TEXT: u8, const NUMBER: u8> Deserialize<'de> for Item<TEXT, NUMBER> {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Reader<const TEXT: u8, const NUMBER: u8>;
+            impl<'de, const TEXT: u8, const NUMBER: u8> Visitor<'de> for Reader<TEXT, NUMBER> {
+                type Value = Item<TEXT, NUMBER>;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("a tag and its content")
+                }
+                fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Self::Value, A::Error> {
+                    let short = || de::Error::custom("too short");
+                    let Tag(tag) = elements.next_element::<Tag<TEXT, NUMBER>>()?.ok_or_else(short)?;
+                    if tag == TEXT {
+                        elements.next_element::<String>()?.ok_or_else(short)?;
+                    } else {
+                        elements.next_element::<u32>()?.ok_or_else(short)?;
+                    }
+                    Ok(Item)
+                }
+            }
+            deserializer.deserialize_tuple(2, Reader::<TEXT, NUMBER>)
+        }
+    }
+    let (number, text) = ((NUMBER, 5u32), (TEXT, "text"));
+    let accept = |shape: Shape, values: [Shape; 2]| {
+        for value in values {
+            assert!(shape.accepts(&value), "{shape} refuses {value} ({TEXT}, {NUMBER})");
+        }
+    };
+    accept(Shape::of_type::<Item<TEXT, NUMBER>>(), [Shape::of_value(&number), Shape::of_value(&text)]);
+    let behind = [Shape::of_value(&(1u32, &number)), Shape::of_value(&(1u32, &text))];
+    accept(Shape::of_type::<(NonZeroU32, Item<TEXT, NUMBER>)>(), behind);
+    let behind = [Shape::of_value(&("1.0.0", &number)), Shape::of_value(&("1.0.0", &text))];
+    accept(Shape::of_type::<(Level, Item<TEXT, NUMBER>)>(), behind);
+}
+
+/// A validation that relates values which refuse others themselves.
+#[test]
+fn what_is_behind_related_values_is_known() {
+    #[derive(Deserialize)]
+    struct Bounds {
+        max: NonZeroU32,
+        min: NonZeroU32,
+    }
+    #[derive(Deserialize)]
+    #[serde(try_from = "Bounds")]
+    struct Falling;
+    impl TryFrom<Bounds> for Falling {
+        type Error = &'static str;
+        fn try_from(bounds: Bounds) -> Result<Falling, &'static str> {
+            if bounds.min < bounds.max { Ok(Falling) } else { Err("empty") }
+        }
+    }
+    #[derive(Deserialize)]
+    #[serde(try_from = "Bounds")]
+    struct Large;
+    impl TryFrom<Bounds> for Large {
+        type Error = &'static str;
+        fn try_from(bounds: Bounds) -> Result<Large, &'static str> {
+            if bounds.min.get() * bounds.max.get() >= 16 { Ok(Large) } else { Err("small") }
+        }
+    }
+    #[derive(Deserialize)]
+    #[serde(try_from = "HashSet<NonZeroU32>")]
+    struct Several;
+    impl TryFrom<HashSet<NonZeroU32>> for Several {
+        type Error = &'static str;
+        fn try_from(set: HashSet<NonZeroU32>) -> Result<Several, &'static str> {
+            if set.len() > 1 { Ok(Several) } else { Err("few") }
+        }
+    }
+    assert_eq!(text_of::<(Falling, u16)>(), "(Bounds { max: u32, min: u32 }, u16)");
+    assert_eq!(text_of::<(Large, u16)>(), "(Bounds { max: u32, min: u32 }, u16)");
+    assert_eq!(text_of::<(Several, u16)>(), "([u32], u16)");
+}
+
+/// Many values that refuse some do not keep tracing from its end.
+#[test]
+fn what_stands_before_many_choosy_values_is_known() {
+    type Ten = [NonZeroU32; 10];
+    type Many = (Level, Identifier, (Ten, Ten), (Level, Identifier), NonZeroU128, NonZeroI8);
+    let shape = Shape::of_type::<((u8, u32), Vec<Many>, Many, u16)>();
+    assert!(shape.accepts(&Shape::of_value(&((1u8, 2u32), Vec::<u8>::new(), many(), 3u16))), "{shape}");
+    assert!(!shape.accepts(&Shape::of_value(&((1u8, 2u32), Vec::<u8>::new(), many(), "no number"))), "{shape}");
+    fn many() -> impl Serialize {
+        let identifier = || Identifier([7; 16]);
+        (Level::new("1.0.0"), identifier(), ([1u32; 10], [1u32; 10]), (Level::new("1.0.0"), identifier()), 1u128, 1i8)
+    }
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "RawSpan")]
+struct Span {
+    low: u8,
+    high: u8,
+}
+
+#[derive(Deserialize)]
+struct RawSpan {
+    low: u8,
+    high: u8,
+}
+
+impl TryFrom<RawSpan> for Span {
+    type Error = &'static str;
+    fn try_from(RawSpan { low, high }: RawSpan) -> Result<Span, &'static str> {
+        if low < high { Ok(Span { low, high }) } else { Err("empty") }
+    }
 }
 
 /// Sixteen bytes, as crates for identifiers read them.

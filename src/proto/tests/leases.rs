@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::env::TestLease;
 use super::host::ArrivedRequest;
-use super::net::{Net, TestCall, call};
+use super::net::{Net, TestCall, call, config, few};
 use super::wire::{BorrowedBytes, Declare, Message, Status};
-use super::{LeaseRange, OutgoingBody, Reply};
+use super::{Config, LeaseRange, OutgoingBody, Reply};
 
 const MOMENT: Duration = Duration::from_millis(1);
 const TOKEN: u128 = 0xbead;
@@ -136,7 +136,7 @@ fn sent(release_and_answer: impl FnOnce(&mut super::host::Host, &ArrivedRequest)
     let raw = net.raw_peer(0, 7);
     let body = [0; 100];
     let leases = LeaseRange { first: 5, count: 6 };
-    net.send_message(raw, &raw_call(leases, body.len()), &body);
+    net.send_message(raw, &raw_call(1, leases, body.len()), &body);
     let arrived = net.hosts[0].take();
     assert_eq!(arrived.leases, leases);
     net.with_host(0, |host| release_and_answer(host, &arrived));
@@ -156,10 +156,10 @@ fn sent(release_and_answer: impl FnOnce(&mut super::host::Host, &ArrivedRequest)
     (releases, in_answers)
 }
 
-fn raw_call(leases: LeaseRange, size: usize) -> Message<'static> {
+fn raw_call(call: u64, leases: LeaseRange, size: usize) -> Message<'static> {
     let declaration = Some(Declare { name: "echo", shape: BorrowedBytes(b"?") });
     let (budget_us, size) = (1_000_000, size as u64);
-    Message::Request { call: 1, procedure: 0, declaration, provider: 0, budget_us, one_way: false, leases, size }
+    Message::Request { call, procedure: 0, declaration, provider: 0, budget_us, one_way: false, leases, size }
 }
 
 /// Leases in this range of those that came with the call.
@@ -191,6 +191,25 @@ fn leases_released_before_a_refusal_go_before_it() {
         assert_eq!(host.proto.miscounted(), None);
     });
     assert_eq!(refused, (vec![range(0, 3)], vec![LeaseRange::default()]));
+}
+
+#[test]
+fn leases_of_a_call_refused_on_arrival_go_before_the_refusal() {
+    let mut net = Net::with(vec![(Config { limits: few(1), ..config() }, true)]);
+    let raw = net.raw_peer(0, 7);
+    net.send_message(raw, &raw_call(1, LeaseRange::default(), 0), b"");
+    net.send_message(raw, &raw_call(2, range(0, 2), 100), &[0; 100]);
+    net.advance(MOMENT);
+    let mut sent = Vec::new();
+    net.for_each_received(raw, |message| match message {
+        Message::Release(leases) => sent.push(Ok(*leases)),
+        Message::Refuse { call, status: Status::Busy(_) } => sent.push(Err(*call)),
+        _ => {}
+    });
+    assert_eq!(sent, [Ok(range(0, 2)), Err(2)]);
+    net.serve(0);
+    net.disconnect(raw);
+    net.end();
 }
 
 /// A release waits for other frames only until the engine sends what it has.
