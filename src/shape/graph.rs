@@ -194,6 +194,11 @@ impl GraphNode {
         }
     }
 
+    /// It has accepted some values and refused others.
+    fn is_choosy(&self) -> bool {
+        self.works.is_some() && self.refused != 0
+    }
+
     /// Which values to present in place of these: what was accepted here, where these would be refused again. The run is for what
     /// is behind.
     fn instead_of(&self, made_up: MadeUp) -> Option<MadeUp> {
@@ -214,6 +219,8 @@ pub(super) struct Graph {
     idle: usize,
     /// This run brought something new.
     progress: bool,
+    /// Values that a part has refused are replaced by those that it has accepted. First all runs are made without: they show most.
+    replaces: bool,
     /// The next run can get further with the same attempt.
     retry: bool,
     depth: usize,
@@ -230,6 +237,9 @@ pub(super) struct EnteredNode {
     pub(super) id: NodeId,
     depth: usize,
     attempt: u32,
+    presented: MadeUp,
+    /// By how much the count of numbers was put back.
+    put_back: u8,
 }
 
 impl Graph {
@@ -240,6 +250,7 @@ impl Graph {
             steps: 0,
             idle: 0,
             progress: true,
+            replaces: false,
             retry: false,
             depth: 0,
             attempt: 0,
@@ -252,11 +263,14 @@ impl Graph {
     pub(super) fn begin_run(&mut self) -> bool {
         self.idle = if self.progress { 0 } else { self.idle + usize::from(!self.retry) };
         (self.progress, self.retry) = (false, false);
+        self.survey();
+        let enough = if self.nodes[ROOT].live { MAX_IDLE } else { MAX_IDLE_AT_END };
+        if self.idle > enough && !self.replaces && self.nodes.iter().any(GraphNode::is_choosy) {
+            (self.replaces, self.idle) = (true, 0);
+        }
         self.attempt = self.idle as u32;
         self.made_up = 0;
         self.blamed = false;
-        self.survey();
-        let enough = if self.nodes[ROOT].live { MAX_IDLE } else { MAX_IDLE_AT_END };
         self.steps < MAX_STEPS && self.idle <= enough
     }
 
@@ -267,24 +281,29 @@ impl Graph {
             self.blamed = true;
             return None;
         };
-        let entered = EnteredNode { id, depth: self.depth, attempt: self.attempt };
+        let (depth, attempt) = (self.depth, self.attempt);
         self.depth += 1;
         let position = self.nodes[at].current;
         self.attempt += self.nodes[position].fails + if id == position { 0 } else { self.nodes[id].fails };
         let node = &mut self.nodes[id];
-        node.presented = MadeUp { attempt: self.attempt, numbers: self.made_up };
-        if let Some(instead) = node.instead_of(node.presented) {
-            node.presented = instead;
+        let mut presented = MadeUp { attempt: self.attempt, numbers: self.made_up };
+        let mut put_back = 0;
+        if let Some(instead) = node.instead_of(presented).filter(|_| self.replaces) {
+            put_back = presented.numbers.wrapping_sub(instead.numbers);
+            presented = instead;
             (self.attempt, self.made_up) = (instead.attempt, instead.numbers);
         }
         node.active += 1;
-        Some(entered)
+        Some(EnteredNode { id, depth, attempt, presented, put_back })
     }
 
     /// Ends what [`enter`](Self::enter) began. A failure is put down to the innermost node that saw one.
     pub(super) fn leave(&mut self, entered: EnteredNode, ok: bool) {
         (self.depth, self.attempt) = (entered.depth, entered.attempt);
+        self.made_up = self.made_up.wrapping_add(entered.put_back) % 32;
         let node = &mut self.nodes[entered.id];
+        // In a recursion, what was presented last is that of an inner value.
+        node.presented = entered.presented;
         node.active -= 1;
         if ok {
             self.progress |= !node.visited;
@@ -298,7 +317,7 @@ impl Graph {
 
     fn note(&mut self, refusal: AfterRefusal) {
         self.progress |= matches!(refusal, AfterRefusal::NextAttempt);
-        self.retry |= matches!(refusal, AfterRefusal::Avoidable);
+        self.retry |= self.replaces && matches!(refusal, AfterRefusal::Avoidable);
     }
 
     /// Records whether the type at a position was synthesized. If not, and nothing below is to blame, a validation after

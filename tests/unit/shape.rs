@@ -917,6 +917,37 @@ fn what_is_behind_related_values_is_known() {
     assert_eq!(text_of::<(Falling, u16)>(), "(Bounds { max: u32, min: u32 }, u16)");
     assert_eq!(text_of::<(Large, u16)>(), "(Bounds { max: u32, min: u32 }, u16)");
     assert_eq!(text_of::<(Several, u16)>(), "([u32], u16)");
+    // Different numbers, beside values that refuse others.
+    #[derive(Deserialize)]
+    #[serde(try_from = "[(u32, Level); 3]")]
+    struct Team;
+    impl TryFrom<[(u32, Level); 3]> for Team {
+        type Error = &'static str;
+        fn try_from(members: [(u32, Level); 3]) -> Result<Team, &'static str> {
+            let numbers: HashSet<u32> = members.iter().map(|(number, _)| *number).collect();
+            if numbers.len() == 3 { Ok(Team) } else { Err("twice") }
+        }
+    }
+    assert_eq!(text_of::<(Team, u16)>(), "(((u32, str), (u32, str), (u32, str)), u16)");
+    // In a type within itself, the outer value and the inner ones are presented different values.
+    #[derive(Deserialize)]
+    #[serde(try_from = "RawComment")]
+    struct Comment;
+    #[derive(Deserialize)]
+    struct RawComment {
+        id: u64,
+        parent: u64,
+        #[serde(rename = "replies")]
+        _replies: Vec<Comment>,
+    }
+    impl TryFrom<RawComment> for Comment {
+        type Error = &'static str;
+        fn try_from(raw: RawComment) -> Result<Comment, &'static str> {
+            if raw.id != raw.parent { Ok(Comment) } else { Err("its own parent") }
+        }
+    }
+    let comment = text_of::<(Comment, Identifier, u16)>();
+    assert!(comment.ends_with(", bytes, u16)"), "{comment}");
 }
 
 /// Many values that refuse some do not keep tracing from its end.
