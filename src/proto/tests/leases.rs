@@ -240,7 +240,7 @@ fn lease_that_an_answer_releases_returns_with_it() {
     net.end();
 }
 
-/// A call that its caller has given up is answered to nobody; its leases return all the same.
+/// The answer to a call that its caller has given up is dropped; its leases return all the same.
 #[test]
 fn lease_that_a_late_answer_releases_returns() {
     let mut net = Net::new(2);
