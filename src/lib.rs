@@ -207,6 +207,7 @@ mod builder;
 mod bulk;
 mod checksum;
 mod config;
+mod copy;
 mod deferred_log;
 mod engine;
 mod error;

@@ -12,7 +12,7 @@ use imports::{Import, circles, imports};
 /// The modules of the crate, from the lowest layer to the highest. A module may name those of the layers below its own, and no
 /// other one, except its own parts.
 const LAYERS: &[&[&str]] = &[
-    &["address", "checksum", "deferred_log", "fork", "latency", "payload", "random", "sync", "text"],
+    &["address", "checksum", "copy", "deferred_log", "fork", "latency", "payload", "random", "sync", "text"],
     &["error", "trace_context"],
     &["into_address", "memory", "shape", "tls"],
     &["proto", "transport"],
@@ -66,6 +66,7 @@ const UNSAFE: &[&str] = &[
     "transport/verbs/link/rma_queue_pair.rs",
     "transport/verbs/outbox.rs",
     "checksum.rs",
+    "copy.rs",
     "fork.rs",
     "shape/plain.rs",
     "bulk/exposed.rs",

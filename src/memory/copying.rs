@@ -5,7 +5,7 @@ use std::ptr::copy_nonoverlapping;
 /// How the bytes of a transfer are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyPath {
-    /// As the C library does it.
+    /// As the C library does it, mostly: see `crate::copy`.
     Cached,
     /// Past the caches: what is longer than they are would push itself out of them again, and each line would be read before it is
     /// overwritten. For one copy from memory to memory; where two threads copy through a ring, each waits for one of the two
@@ -33,7 +33,7 @@ impl CopyPath {
             // SAFETY: as the caller promises; every processor of this kind has the instructions.
             CopyPath::Streaming => unsafe { stream(from, to, len) },
             // SAFETY: as the caller promises.
-            _ => unsafe { copy_nonoverlapping(from, to, len) },
+            _ => unsafe { crate::copy::copy(from, to, len) },
         }
     }
 }

@@ -382,7 +382,7 @@ impl Slice {
             let target = out[at..at + piece.iov_len].as_mut_ptr();
             // SAFETY: the piece lies in a segment valid for reads, which no thread writes while the access lasts; the target is
             // a slice of exactly this length, and can't overlap with memory behind a gate.
-            unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>(), target, piece.iov_len) };
+            unsafe { crate::copy::copy(piece.iov_base.cast::<u8>(), target, piece.iov_len) };
             at += piece.iov_len;
         }
         true
@@ -400,7 +400,7 @@ impl Slice {
             let source = bytes[at..at + piece.iov_len].as_ptr();
             // SAFETY: the piece lies in a segment valid for writes, which no other thread accesses while the access lasts; the
             // source is a slice of exactly this length, and can't overlap with memory behind a gate.
-            unsafe { std::ptr::copy_nonoverlapping(source, piece.iov_base.cast::<u8>(), piece.iov_len) };
+            unsafe { crate::copy::copy(source, piece.iov_base.cast::<u8>(), piece.iov_len) };
             at += piece.iov_len;
         }
         true

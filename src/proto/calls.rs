@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slotmap::KeyData;
-use smallvec::SmallVec;
 
 use super::link::PeerLink;
 use super::one_way::{MAX_COST, OneWayRequest};
@@ -436,7 +435,7 @@ impl<E: Env> Proto<E> {
             self.mark_ready(id);
         }
         if is_whole {
-            self.deliver(request, declaration, Body::Small(SmallVec::from_slice(body)), leases, trace);
+            self.deliver(request, declaration, Body::small(body), leases, trace);
         } else {
             let memory = E::Memory::allocate(size as usize);
             let body = InboundBody { memory, arrived: 0, declaration: Some(declaration), leases, trace };
@@ -697,7 +696,7 @@ impl<E: Env> Proto<E> {
             self.release(id, leases);
             self.abandon_call(key, Failure::TooLarge { size, limit });
         } else if body.len() as u64 == size {
-            let answer = Answer { link: id, body: Body::Small(SmallVec::from_slice(body)), declaration, leases };
+            let answer = Answer { link: id, body: Body::small(body), declaration, leases };
             self.end_call(key, Ok(answer));
         } else if body.is_empty() && call.answer.is_none() {
             let memory = E::Memory::allocate(size as usize);
@@ -769,7 +768,7 @@ impl<E: Env> Proto<E> {
 
     fn end_one_way(&mut self, id: CallId) {
         let Some(OutgoingCall { link, .. }) = self.calls.get(id) else { return };
-        let answer = Answer { link: *link, body: Body::Small(SmallVec::new()), declaration: None, leases: LeaseRange::default() };
+        let answer = Answer { link: *link, body: Body::small(&[]), declaration: None, leases: LeaseRange::default() };
         self.end_call(id, Ok(answer));
     }
 

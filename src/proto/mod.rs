@@ -49,7 +49,7 @@ use smallvec::SmallVec;
 
 use crate::address::Interfaces;
 pub(crate) use crate::payload::{Consumed, Injected, PayloadStatus, ReceiveTarget, RemoteKeys};
-use crate::{Address, TraceContext};
+use crate::{Address, TraceContext, copy};
 pub use admission::LimitCounts;
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
 pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};
@@ -159,15 +159,27 @@ pub(crate) struct Config {
     pub worth_a_lane: u64,
 }
 
+/// Bodies up to this length, as those of most small calls are, need no allocation.
+const INLINE: usize = 16;
+
 /// The body of a message.
 #[derive(Debug)]
 pub(crate) enum Body<M> {
-    /// The bodies of most small calls need no allocation.
-    Small(SmallVec<[u8; 16]>),
+    Small(SmallVec<[u8; INLINE]>),
     Large(M),
 }
 
 impl<M: Memory> Body<M> {
+    /// A body that came within a frame.
+    fn small(bytes: &[u8]) -> Body<M> {
+        if bytes.len() <= INLINE {
+            return Body::Small(SmallVec::from_slice(bytes));
+        }
+        let mut long = Vec::new();
+        copy::append(bytes, &mut long);
+        Body::Small(SmallVec::from_vec(long))
+    }
+
     pub(crate) fn len(&self) -> usize {
         match self {
             Body::Small(bytes) => bytes.len(),

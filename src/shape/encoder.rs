@@ -13,6 +13,7 @@ use super::Leaf;
 use super::known::{self, DONE, KnownKind, KnownPart, KnownShape, LEAVES, NodeIndex};
 use super::plain::{self, Plain, for_each_plain, zigzag};
 use super::wire::encode_number;
+use crate::copy;
 
 /// Why a value can't be encoded.
 #[derive(Debug)]
@@ -269,7 +270,7 @@ fn encode_u128(mut value: u128, out: &mut Vec<u8>) {
 #[inline]
 fn encode_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     encode_number(bytes.len() as u64, out);
-    out.extend_from_slice(bytes);
+    copy::append(bytes, out);
 }
 
 impl<'l, 'a> Serializer for Position<'l, 'a> {

@@ -16,6 +16,7 @@ use serde::ser::{Serialize, Serializer};
 
 use super::Leaf;
 use super::wire::encode_number;
+use crate::copy;
 
 /// A type of elements.
 pub(super) trait Plain: Copy + 'static {
@@ -41,7 +42,7 @@ macro_rules! copied {
 
             fn encode(elements: &[$ty], out: &mut Vec<u8>) {
                 if cfg!(target_endian = "little") {
-                    out.extend_from_slice(bytemuck::cast_slice(elements));
+                    copy::append(bytemuck::cast_slice(elements), out);
                 } else {
                     out.extend(elements.iter().flat_map(|element| element.to_le_bytes()));
                 }
@@ -49,11 +50,12 @@ macro_rules! copied {
 
             fn decode(count: usize, rest: &mut &[u8]) -> Result<Vec<$ty>> {
                 let bytes = split(rest, count * size_of::<$ty>())?;
-                if cfg!(target_endian = "little") {
-                    return Ok(bytemuck::pod_collect_to_vec(bytes));
+                // Not by `bytemuck`, which would clear the memory first.
+                let mut elements = Vec::<$ty>::with_capacity(count);
+                for piece in copy::pieces(bytes, elements.as_ptr().cast()) {
+                    elements.extend(piece.as_chunks().0.iter().map(|element| <$ty>::from_le_bytes(*element)));
                 }
-                let (elements, _) = bytes.as_chunks();
-                Ok(elements.iter().map(|element| <$ty>::from_le_bytes(*element)).collect())
+                Ok(elements)
             }
         }
     )*};
@@ -66,7 +68,7 @@ impl Plain for bool {
     const MIN_SIZE: usize = 1;
 
     fn encode(elements: &[bool], out: &mut Vec<u8>) {
-        out.extend_from_slice(bytemuck::cast_slice(elements));
+        copy::append(bytemuck::cast_slice(elements), out);
     }
 
     fn decode(count: usize, rest: &mut &[u8]) -> Result<Vec<bool>> {

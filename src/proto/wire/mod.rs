@@ -12,8 +12,8 @@ mod handshake;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::checksum;
 use crate::text::clipped;
+use crate::{checksum, copy};
 
 pub(crate) use fixed::RELEASE_FRAME;
 #[cfg(any(test, fuzzing))]
@@ -308,7 +308,7 @@ pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered
     let inside = start + PREFIX_LEN;
     let end = out.len();
     let head = (end - inside) as u32;
-    out.extend_from_slice(body);
+    copy::append(body, out);
     let covered = covered && !body.is_empty();
     if covered {
         out.extend_from_slice(&checksum::crc32c(body).to_le_bytes());

@@ -10,6 +10,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use crate::copy::copy;
 use crate::memory::{ReadAccess, WriteAccess, shared};
 
 /// Bytes of a ring. Several messages of the eager limit fit; what is larger than a quarter of the ring is split.
@@ -111,7 +112,7 @@ impl SharedSegment {
             let (now, rest) = from.split_at(len);
             // SAFETY: the range lies in the mapping, which is this side's own and writable, and `now` is as long. The other
             // side does not read there before the header is written.
-            unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), address, len) };
+            unsafe { copy(now.as_ptr(), address, len) };
             from = rest;
         }
     }
@@ -124,7 +125,7 @@ impl SharedSegment {
             for (address, len) in self.ranges(at, piece.iov_len) {
                 // SAFETY: the range is this side's own, as above; the source is memory that the access keeps valid for reads,
                 // and at least as long.
-                unsafe { std::ptr::copy_nonoverlapping(source, address, len) };
+                unsafe { copy(source, address, len) };
                 source = source.wrapping_add(len);
                 at += len as u64;
                 left -= len;
@@ -140,7 +141,7 @@ impl SharedSegment {
             let (now, rest) = std::mem::take(&mut out).split_at_mut(len);
             // SAFETY: the range lies in the mapping, and `now` is as long. An honest peer does not write there now; whatever a
             // hostile one writes is valid as bytes, and the copy is checked.
-            unsafe { std::ptr::copy_nonoverlapping(address, now.as_mut_ptr(), len) };
+            unsafe { copy(address, now.as_mut_ptr(), len) };
             out = rest;
         }
     }
@@ -153,7 +154,7 @@ impl SharedSegment {
             for (address, len) in self.ranges(at, piece.iov_len) {
                 // SAFETY: as above for the range; the target is memory that the access keeps valid for writes, exclusively, and
                 // at least as long.
-                unsafe { std::ptr::copy_nonoverlapping(address, target, len) };
+                unsafe { copy(address, target, len) };
                 target = target.wrapping_add(len);
                 at += len as u64;
                 left -= len;

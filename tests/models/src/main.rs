@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 mod completions;
+#[path = "../../../src/copy.rs"]
+mod copy;
 #[path = "../../../src/deferred_log.rs"]
 mod deferred_log;
 mod driver_lock;
