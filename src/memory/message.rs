@@ -150,25 +150,31 @@ fn excess(spare: &[MessageBuffer]) -> Option<usize> {
     }
 }
 
-/// A complete message that has arrived. `None`: an empty one.
-pub(crate) struct ReceivedMessage(pub(super) Option<MessageBuffer>);
+/// A complete message that has arrived.
+pub(crate) struct ReceivedMessage {
+    /// `None`: the message is empty.
+    pub(super) buffer: Option<MessageBuffer>,
+    /// Where the message begins in the buffer.
+    pub(super) begin: usize,
+}
 
 impl Deref for ReceivedMessage {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        match &self.0 {
+        let buffer = match &self.buffer {
             Some(MessageBuffer::Heap(bytes)) => bytes,
             // SAFETY: this value alone owns the mapping, which is at least so long, and whose memory is initialized and stays
             // until it is dropped; it was taken out of its region after the gate had closed, so it is not written any more.
             Some(MessageBuffer::Mapped { mapping, len }) => unsafe { std::slice::from_raw_parts(mapping.address(), *len) },
-            None => &[],
-        }
+            None => &[][..],
+        };
+        &buffer[self.begin..]
     }
 }
 
 impl Drop for ReceivedMessage {
     fn drop(&mut self) {
-        if let Some(buffer) = self.0.take() {
+        if let Some(buffer) = self.buffer.take() {
             keep(buffer);
         }
     }

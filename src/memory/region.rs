@@ -58,6 +58,11 @@ unsafe impl Send for Region {}
 // SAFETY: as above: shared use is what the gate is for.
 unsafe impl Sync for Region {}
 
+/// Where a message begins in its buffer. A list of numbers lies a few bytes behind that, and would else often lie as few bytes
+/// behind where its sender has it, by the last bits of the addresses: both allocators put long memory at the same place of a page.
+/// Such copies are slow: see `crate::copy`.
+const BEGIN: usize = 256;
+
 impl Region {
     /// A region over memory that it does not own.
     ///
@@ -92,11 +97,12 @@ impl Region {
 
     /// A region that owns its memory.
     pub(crate) fn from_vec(bytes: Vec<u8>) -> Arc<Region> {
-        Region::owning(MessageBuffer::Heap(bytes))
+        Region::owning(MessageBuffer::Heap(bytes), 0)
     }
 
-    fn owning(mut buffer: MessageBuffer) -> Arc<Region> {
-        let segment = Segment { start: 0, address: buffer.address(), len: buffer.len() };
+    /// Of a buffer, from this offset on.
+    fn owning(mut buffer: MessageBuffer, begin: usize) -> Arc<Region> {
+        let segment = Segment { start: 0, address: buffer.address().wrapping_add(begin), len: buffer.len() - begin };
         Arc::new(Region {
             segments: SmallVec::from_buf([segment]),
             len: segment.len,
@@ -116,18 +122,20 @@ impl Region {
 
     /// A region that owns memory for a message that is to arrive.
     pub(crate) fn for_message(len: usize) -> Arc<Region> {
-        Region::owning(message::buffer(len))
+        Region::owning(message::buffer(BEGIN + len), BEGIN)
     }
 
     /// Closes the gate and takes out the message that the region owns; an empty one if it owns none, or gave it away.
     pub(crate) fn take_message(&self) -> ReceivedMessage {
         self.close();
-        ReceivedMessage(self.owned.lock().take())
+        let buffer = self.owned.lock().take();
+        let begin = buffer.as_ref().map_or(0, |buffer| buffer.len() - self.len);
+        ReceivedMessage { buffer, begin }
     }
 
     /// Puts back what was taken out, to be taken out again.
     pub(crate) fn put_back(&self, mut message: ReceivedMessage) {
-        *self.owned.lock() = message.0.take();
+        *self.owned.lock() = message.buffer.take();
     }
 
     /// Length in bytes, all segments together.

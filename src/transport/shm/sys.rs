@@ -3,9 +3,11 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::super::Credentials;
+use crate::copy;
 use crate::memory::{IoVec, WriteAccess};
 
 /// Pieces in one call, on either side. The kernel accepts 1024; the copy of the list costs time.
@@ -71,13 +73,111 @@ pub(super) fn read_process(
     let mut near = smallvec::SmallVec::new();
     let covered = target.pieces(skip, MAX_PIECES, &mut near);
     assert!(total <= covered as u64, "{total} bytes for a target of {covered}");
-    // As much of the target as is read, and the nonce behind it.
+    // As much of the target as is read.
     let mut left = total as usize;
     near.retain(|piece| {
         piece.iov_len = piece.iov_len.min(left);
         left -= piece.iov_len;
         piece.iov_len > 0
     });
+    if !runs(far, &near).any(|run| run.is_slow()) {
+        // SAFETY: the near pieces are memory that `target` keeps valid for writes, exclusively.
+        return unsafe { read_pieces(pid, far, near, nonce) };
+    }
+    for run in runs(far, &near) {
+        // SAFETY: as above.
+        let all = unsafe { run.read(pid, nonce)? };
+        if !all {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Bytes that follow each other in both memories.
+#[derive(Clone, Copy)]
+struct Run {
+    far: RemoteIoVec,
+    near: *mut u8,
+}
+
+/// Bytes read into a buffer at a time.
+const BUFFERED: usize = 16 << 10;
+
+/// The runs of a read. The pieces on both sides hold as many bytes together.
+fn runs(far: &[RemoteIoVec], near: &[IoVec]) -> impl Iterator<Item = Run> {
+    let (mut far, mut near) = (far.iter().copied(), near.iter().copied());
+    let (mut from, mut to) = (far.next(), near.next());
+    std::iter::from_fn(move || {
+        let ((from_piece, to_piece), len) = match (&mut from, &mut to) {
+            (Some(from), Some(to)) => {
+                let len = from.len.min(to.iov_len as u64);
+                ((from, to), len)
+            }
+            _ => return None,
+        };
+        let run = Run { far: RemoteIoVec { address: from_piece.address, len }, near: to_piece.iov_base.cast() };
+        from_piece.address += len;
+        from_piece.len -= len;
+        to_piece.iov_base = to_piece.iov_base.wrapping_byte_add(len as usize);
+        to_piece.iov_len -= len as usize;
+        if from_piece.len == 0 {
+            from = far.next();
+        }
+        if to.is_some_and(|to| to.iov_len == 0) {
+            to = near.next();
+        }
+        Some(run)
+    })
+}
+
+impl Run {
+    /// Whether the kernel would copy it a byte at a time: see `crate::copy`.
+    fn is_slow(&self) -> bool {
+        self.far.len >= copy::PAGE as u64 && copy::is_slow(self.far.address as usize, self.near.addr())
+    }
+
+    /// # Safety
+    /// Its near memory must be valid for writes, and no other thread may access it.
+    unsafe fn read(&self, pid: i32, nonce: (u64, u64)) -> io::Result<bool> {
+        if !self.is_slow() {
+            let near = IoVec { iov_base: self.near.cast(), iov_len: self.far.len as usize };
+            // SAFETY: as the caller promises.
+            return unsafe { read_pieces(pid, &[self.far], smallvec::smallvec![near], nonce) };
+        }
+        // By way of a buffer that lies in its page as the source does in its own.
+        let mut buffer = MaybeUninit::<[u8; BUFFERED + copy::PAGE]>::uninit();
+        let begin = buffer.as_mut_ptr().cast::<u8>();
+        let begin = begin.wrapping_add(copy::distance(begin.addr(), self.far.address as usize));
+        let mut done = 0;
+        while done < self.far.len {
+            let len = (self.far.len - done).min(BUFFERED as u64);
+            let far = RemoteIoVec { address: self.far.address + done, len };
+            let near = IoVec { iov_base: begin.cast(), iov_len: len as usize };
+            // SAFETY: the buffer is longer by a page, and `begin` lies within its first page.
+            if !unsafe { read_pieces(pid, &[far], smallvec::smallvec![near], nonce)? } {
+                return Ok(false);
+            }
+            // SAFETY: the kernel has written these bytes of the buffer; the target is a part of the run, for which the caller
+            // promises that.
+            unsafe { copy::copy(begin, self.near.wrapping_add(done as usize), len as usize) };
+            done += len;
+        }
+        Ok(true)
+    }
+}
+
+/// Reads all of `far` into the memory of `near`, and the nonce with it, in one system call.
+///
+/// # Safety
+/// The memory of `near` must be valid for writes, and no other thread may access it.
+unsafe fn read_pieces(
+    pid: i32,
+    far: &[RemoteIoVec],
+    mut near: smallvec::SmallVec<[IoVec; 8]>,
+    nonce: (u64, u64),
+) -> io::Result<bool> {
+    let total: u64 = far.iter().map(|piece| piece.len).sum();
     let mut found = 0u64;
     near.push(IoVec { iov_base: (&raw mut found).cast(), iov_len: size_of::<u64>() });
     let there = RemoteIoVec { address: nonce.1, len: size_of::<u64>() as u64 };
@@ -87,8 +187,8 @@ pub(super) fn read_process(
         .map(|piece| IoVec { iov_base: piece.address as *mut _, iov_len: piece.len as usize })
         .collect();
     let (near_len, far_len) = (near.len() as libc::c_ulong, far.len() as libc::c_ulong);
-    // SAFETY: the near pieces are memory that `target` keeps valid for writes, exclusively, and `found`; the far ones are
-    // addresses in the other process, which the kernel checks.
+    // SAFETY: the near pieces are valid for writes, exclusively, as the caller promises, and `found` is; the far ones are addresses
+    // in the other process, which the kernel checks.
     let n = unsafe { libc::process_vm_readv(pid, near.as_ptr(), near_len, far.as_ptr(), far_len, 0) };
     if n < 0 {
         return Err(io::Error::last_os_error());
@@ -133,5 +233,36 @@ mod tests {
         drop(access);
         assert_eq!(target.region.take_message()[5..], *b"45012");
         assert_eq!(read_word(me, there).unwrap(), 42);
+    }
+
+    /// Wherever the target lies in its page, and however the pieces on both sides are cut.
+    #[test]
+    fn memory_of_a_process_is_read_alike_by_way_of_a_buffer() {
+        let (nonce, me) = (42u64, std::process::id() as i32);
+        let there = (&raw const nonce) as u64;
+        let source: Vec<u8> = (0..60_000u32).map(|number| (number * 7 + number / 251) as u8).collect();
+        for cuts in [vec![60_000], vec![3, 59_997], vec![5000, 1, 40_000, 14_999]] {
+            let mut at = source.as_ptr() as u64;
+            let far: Vec<RemoteIoVec> = cuts
+                .iter()
+                .map(|len| {
+                    at += len;
+                    RemoteIoVec { address: at - len, len: *len }
+                })
+                .collect();
+            for behind in [0, 1, 8, 15, 16, 100] {
+                let mut memory = vec![0xee; 70_000];
+                let first = copy::distance(memory.as_ptr().addr(), source.as_ptr().addr() + behind);
+                let parts = [(first, 20_000), (first + 20_000, 40_000)];
+                let parts = parts.map(|(at, len)| (memory[at..at + len].as_mut_ptr(), len));
+                // SAFETY: the test leaves the memory alone while the region is used.
+                let region = unsafe { Region::new(parts.into_iter()) };
+                let target = Slice::whole(&region);
+                assert!(read_process(me, &far, &target.write_access().unwrap(), 0, (42, there)).unwrap());
+                drop(target);
+                assert_eq!(memory[first..first + 60_000], source, "{cuts:?} {behind}");
+                assert!(memory[..first].iter().chain(&memory[first + 60_000..]).all(|byte| *byte == 0xee));
+            }
+        }
     }
 }

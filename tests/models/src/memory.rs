@@ -26,13 +26,16 @@ mod message {
         }
     }
 
-    pub(crate) struct ReceivedMessage(pub(super) Option<MessageBuffer>);
+    pub(crate) struct ReceivedMessage {
+        pub(super) buffer: Option<MessageBuffer>,
+        pub(super) begin: usize,
+    }
 
     impl Deref for ReceivedMessage {
         type Target = [u8];
         fn deref(&self) -> &[u8] {
-            match &self.0 {
-                Some(MessageBuffer::Heap(bytes)) => bytes,
+            match &self.buffer {
+                Some(MessageBuffer::Heap(bytes)) => &bytes[self.begin..],
                 None => &[],
             }
         }
