@@ -8,8 +8,7 @@ pub(crate) enum CopyPath {
     /// As the C library does it, mostly: see `crate::copy`.
     Cached,
     /// Past the caches: what is longer than they are would push itself out of them again, and each line would be read before it is
-    /// overwritten. For one copy from memory to memory; where two threads copy through a ring, each waits for one of the two
-    /// memories only, and this made it slower.
+    /// overwritten. Also into memory that another processor reads next, see `transport/shm/ring_path.rs`.
     Streaming,
 }
 

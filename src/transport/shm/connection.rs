@@ -8,7 +8,9 @@
 use std::sync::Arc;
 
 use super::process::ShmPeer;
+use super::ring_path::RingPath;
 use super::segment::{RING, SharedSegment, see};
+use crate::memory::CopyPath;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// The kind of a record.
@@ -58,11 +60,12 @@ pub(super) struct Producer {
     at: u64,
     /// How much the receiver had read at the last check.
     taken: u64,
+    path: RingPath,
 }
 
 impl Producer {
     pub(super) fn new(mine: Arc<SharedSegment>, theirs: Arc<SharedSegment>) -> Producer {
-        Producer { mine, theirs, at: 0, taken: 0 }
+        Producer { mine, theirs, at: 0, taken: 0, path: RingPath::default() }
     }
 
     /// Whether a record with a body of this length fits now.
@@ -81,10 +84,12 @@ impl Producer {
         Ok(end - self.taken <= RING)
     }
 
-    /// Writes a record for which there is room; `fill` writes the body at the position that it is given.
+    /// Writes a record for which there is room; `fill` writes the body at the position, and by the path, that it is given.
     #[inline]
-    pub(super) fn put(&mut self, kind: RecordKind, len: usize, fill: impl FnOnce(&SharedSegment, u64)) {
-        fill(&self.mine, self.at + HEADER);
+    pub(super) fn put(&mut self, kind: RecordKind, len: usize, fill: impl FnOnce(&SharedSegment, u64, CopyPath)) {
+        let writing = self.path.begin(len);
+        fill(&self.mine, self.at + HEADER, writing.path);
+        self.path.end(&writing, len);
         let next = self.at + space(len);
         self.mine.header(next).store(0, Ordering::Relaxed);
         let header = (kind as u64) << 32 | len as u64;
@@ -252,7 +257,7 @@ mod tests {
     }
 
     fn put(producer: &mut Producer, bytes: &[u8]) {
-        producer.put(RecordKind::Bytes, bytes.len(), |segment, at| segment.write(at, bytes));
+        producer.put(RecordKind::Bytes, bytes.len(), |segment, at, path| segment.write(at, bytes, path));
     }
 
     fn take(consumer: &mut Consumer) -> Option<Vec<u8>> {

@@ -14,6 +14,7 @@ mod link;
 mod loans;
 mod mailbox;
 mod process;
+mod ring_path;
 mod segment;
 mod sys;
 

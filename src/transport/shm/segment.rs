@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::copy::copy;
-use crate::memory::{ReadAccess, WriteAccess, shared};
+use crate::memory::{CopyPath, ReadAccess, WriteAccess, shared};
 
 /// Bytes of a ring. Several messages of the eager limit fit; what is larger than a quarter of the ring is split.
 pub(super) const RING: u64 = 128 << 10;
@@ -106,26 +106,26 @@ impl SharedSegment {
     }
 
     /// Writes into this side's own ring.
-    pub(super) fn write(&self, at: u64, bytes: &[u8]) {
+    pub(super) fn write(&self, at: u64, bytes: &[u8], path: CopyPath) {
         let mut from = bytes;
         for (address, len) in self.ranges(at, bytes.len()) {
             let (now, rest) = from.split_at(len);
             // SAFETY: the range lies in the mapping, which is this side's own and writable, and `now` is as long. The other
             // side does not read there before the header is written.
-            unsafe { copy(now.as_ptr(), address, len) };
+            unsafe { path.copy(now.as_ptr(), address, len) };
             from = rest;
         }
     }
 
     /// Writes `len` bytes of exposed memory, from offset `skip` on, into this side's own ring.
-    pub(super) fn write_memory(&self, at: u64, access: &ReadAccess<'_>, skip: usize, len: usize) {
+    pub(super) fn write_memory(&self, at: u64, access: &ReadAccess<'_>, skip: usize, len: usize, path: CopyPath) {
         let (mut at, mut left) = (at, len);
         for piece in access.range(skip, len) {
             let mut source = piece.iov_base.cast::<u8>().cast_const();
             for (address, len) in self.ranges(at, piece.iov_len) {
                 // SAFETY: the range is this side's own, as above; the source is memory that the access keeps valid for reads,
                 // and at least as long.
-                unsafe { copy(source, address, len) };
+                unsafe { path.copy(source, address, len) };
                 source = source.wrapping_add(len);
                 at += len as u64;
                 left -= len;

@@ -13,7 +13,7 @@ use super::super::segment::{LEN, RING, SLOTS, SharedSegment, Words};
 use super::pair;
 use crate::Address;
 use crate::fuzzing::script::{read_all, script, written};
-use crate::memory::{Region, RegionBuffer, Segments, Slice, shared};
+use crate::memory::{CopyPath, Region, RegionBuffer, Segments, Slice, shared};
 
 script! {
     enum Number {
@@ -102,7 +102,7 @@ impl Adversary {
     }
 
     fn bytes(&mut self, kind: u64, bytes: &[u8]) {
-        self.record(kind, bytes.len(), |segment, at| segment.write(at, bytes));
+        self.record(kind, bytes.len(), |segment, at| segment.write(at, bytes, CopyPath::Cached));
     }
 
     /// Executes an event of the adversary.
@@ -111,7 +111,7 @@ impl Adversary {
             Event::Frames { bytes } => self.bytes(1, bytes),
             Event::Payload { len } => {
                 let len = number(len) as usize % (MAX_BODY + 2);
-                self.record(3, len, |segment, at| segment.write(at, &vec![0x77; len]));
+                self.record(3, len, |segment, at| segment.write(at, &vec![0x77; len], CopyPath::Cached));
             }
             Event::Loan { slot, id, first, second, pieces, granted } => {
                 let slot = usize::from(*slot) % (SLOTS + 1);
@@ -130,7 +130,7 @@ impl Adversary {
             Event::Forget { id } => self.bytes(5, &u64::from(*id).to_le_bytes()),
             Event::Record { kind, len, bytes } => {
                 let len = number(len) as usize % (RING as usize);
-                self.record((*kind).into(), len, |segment, at| segment.write(at, bytes));
+                self.record((*kind).into(), len, |segment, at| segment.write(at, bytes, CopyPath::Cached));
             }
             Event::Header { at, next, word } => {
                 let at = if *next { self.at } else { number(at) & !7 };
@@ -138,7 +138,7 @@ impl Adversary {
             }
             Event::Overwrite { at, bytes } => {
                 // Anywhere in the ring.
-                self.segment.write(number(at), bytes);
+                self.segment.write(number(at), bytes, CopyPath::Cached);
             }
             Event::Word { which, slot, value } => {
                 let (words, slot) = (self.segment.words(), usize::from(*slot) % SLOTS);

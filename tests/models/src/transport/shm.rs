@@ -8,6 +8,8 @@ mod copy_choice;
 mod loans;
 #[path = "../../../../src/transport/shm/mailbox.rs"]
 mod mailbox;
+#[path = "../../../../src/transport/shm/ring_path.rs"]
+mod ring_path;
 mod segment;
 
 use std::sync::Arc;

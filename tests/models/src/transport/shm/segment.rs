@@ -3,7 +3,7 @@
 
 use loom::cell::UnsafeCell;
 
-use crate::memory::{ReadAccess, WriteAccess};
+use crate::memory::{CopyPath, ReadAccess, WriteAccess};
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 pub(super) const LINE: u64 = 64;
@@ -96,7 +96,7 @@ impl SharedSegment {
         })
     }
 
-    pub(super) fn write(&self, at: u64, bytes: &[u8]) {
+    pub(super) fn write(&self, at: u64, bytes: &[u8], _: CopyPath) {
         let mut bytes = bytes;
         for (start, len, line) in self.lines(at, bytes.len()) {
             let (now, rest) = bytes.split_at(len);
@@ -120,7 +120,7 @@ impl SharedSegment {
         }
     }
 
-    pub(super) fn write_memory(&self, _: u64, _: &ReadAccess<'_>, _: usize, _: usize) {
+    pub(super) fn write_memory(&self, _: u64, _: &ReadAccess<'_>, _: usize, _: usize, _: CopyPath) {
         unreachable!("payloads travel by loans");
     }
 
