@@ -94,14 +94,14 @@ fn transfer(outbox: &mut ShmOutbox, inbox: &mut ShmInbox, [near, far]: &[Arc<Con
 fn memory_is_lent_only_by_the_policy_and_to_a_peer_that_may_read_it() {
     let nonce = 1;
     for policy in [KernelCopyPolicy::Never, KernelCopyPolicy::Measured, KernelCopyPolicy::Always] {
-        for (case, len) in (0..8).flat_map(|case| [SMALL, SMALL + 1, CHUNK].map(|len| (case, len))) {
-            let (may_read, wanted) = (case & 4 != 0, case & 0b11);
+        for (case, len) in (0..32).flat_map(|case| [SMALL, SMALL + 1, CHUNK].map(|len| (case, len))) {
+            let (may_read, wanted) = (case & 16 != 0, case & 0b1111);
             let ends = ends(&nonce);
             ends[0].lends.store(may_read, Ordering::Relaxed);
             let (mut outbox, mut inbox) = (ShmOutbox::new(&ends[0], policy), ShmInbox::new(&ends[1]));
             ends[1].mine.words().wanted.0.store(wanted, Ordering::Relaxed);
             let lent = transfer(&mut outbox, &mut inbox, &ends, len);
-            let asked = wanted >> usize::from(len == CHUNK) & 1 == 1;
+            let asked = wanted >> (2 * usize::from(len == CHUNK)) & 1 == 1;
             let by_policy = policy == KernelCopyPolicy::Always || policy == KernelCopyPolicy::Measured && asked;
             assert_eq!(lent, may_read && by_policy && len > SMALL, "{policy:?} {may_read} {wanted} {len}");
         }

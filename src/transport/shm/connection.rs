@@ -26,6 +26,8 @@ pub(super) enum RecordKind {
     Gone = 4,
     /// Blocks of shared memory that no longer exist.
     Forget = 5,
+    /// As `Payload`, written past the sender's caches.
+    PayloadPastCaches = 6,
 }
 
 /// Records begin at multiples of this.
@@ -88,8 +90,20 @@ impl Producer {
     #[inline]
     pub(super) fn put(&mut self, kind: RecordKind, len: usize, fill: impl FnOnce(&SharedSegment, u64, CopyPath)) {
         let writing = self.path.begin(len);
-        fill(&self.mine, self.at + HEADER, writing.path);
+        self.put_by(writing.path, kind, len, fill);
         self.path.end(&writing, len);
+    }
+
+    /// As `put`, by this path.
+    #[inline]
+    pub(super) fn put_by(
+        &mut self,
+        path: CopyPath,
+        kind: RecordKind,
+        len: usize,
+        fill: impl FnOnce(&SharedSegment, u64, CopyPath),
+    ) {
+        fill(&self.mine, self.at + HEADER, path);
         let next = self.at + space(len);
         self.mine.header(next).store(0, Ordering::Relaxed);
         let header = (kind as u64) << 32 | len as u64;
@@ -132,6 +146,7 @@ impl Consumer {
             3 => RecordKind::Payload,
             4 => RecordKind::Gone,
             5 => RecordKind::Forget,
+            6 => RecordKind::PayloadPastCaches,
             _ => return Err(ProtocolViolation),
         };
         let len = header as u32 as usize;

@@ -1,14 +1,19 @@
-//! Which way large payloads take: through the ring, or copied by the kernel. The side that receives them measures both, and
-//! asks the sender for the faster one. It needs no clock of its own: it is told how long each payload took.
+//! Which way large payloads take: through the ring, within the caches or past them, or copied by the kernel. Which is the fastest
+//! depends on what caches the two processors share, on the length, and on what else the machine does. The side that receives the
+//! payloads measures all, and asks the sender for the fastest. It needs no clock of its own: it is told how long each payload took.
 
 /// How a payload gets from one memory to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyWay {
-    /// Two copies, by both sides at the same time.
+    /// Two copies, by both sides at the same time, within their caches.
     Ring,
+    /// The same, but that the sender writes past its caches.
+    PastCaches,
     /// One copy, by the receiver's system call.
     Kernel,
 }
+
+const WAYS: [CopyWay; 3] = [CopyWay::Ring, CopyWay::PastCaches, CopyWay::Kernel];
 
 /// Payloads of the way that is not used, in one trial. The first ones are not measured, see `ShmInbox::measure`.
 const TRIAL: u32 = 4;
@@ -16,12 +21,14 @@ const TRIAL: u32 = 4;
 const WORTH: f64 = 50.0;
 /// Payloads between two trials, at least.
 const BETWEEN: f64 = 64.0;
+/// Payloads of the settled way after which a trial ends: the sender can't follow, or does not.
+const PATIENCE: u32 = 64;
 /// Payloads over which the pace of a way is averaged. A sender that shares its processor stands still for milliseconds now and
 /// then, which a short average would either miss or take for the rule.
 const REMEMBERED: u32 = 128;
 /// As how many payloads the pace from an earlier time counts, when a way is used again: the machine may have changed.
 const STALE: u32 = 16;
-/// The other way is taken where it needs less than this part of the time: less is not worth a change.
+/// Another way is taken where it needs less than this part of the time: less is not worth a change.
 const GAIN: f64 = 0.95;
 /// A payload of a trial counts as at most so many of the settled way: one pause must not put off trials for long.
 const DEAREST: f64 = 8.0;
@@ -43,90 +50,113 @@ impl Pace {
 /// The choice for payloads of one size class that arrive over one link.
 ///
 /// ```text
-///   settled ──after a while──▶ trial of the other way ──TRIAL payloads──▶ settled, on the faster one
-///      └──the other way was faster at its last trial──▶ settled, on that one
+///   settled ──after a while──▶ trial of the next other way ──TRIAL payloads──▶ settled, on the fastest one
+///      │ ◀──────PATIENCE payloads of the settled way────┘
+///      └──another way was faster at its last trial──▶ settled, on that one
 /// ```
 pub(super) struct CopyChoice {
-    ring: Pace,
-    kernel: Pace,
+    paces: [Pace; WAYS.len()],
+    /// The receiver can't read the sender's memory.
+    without_kernel: bool,
     settled: CopyWay,
-    /// Payloads of the other way that the trial still takes; 0: no trial.
-    trial: u32,
+    trial: Option<Trial>,
+    /// The way of the last trial.
+    tried: CopyWay,
     /// Nanoseconds of transfers until the next trial.
     rest: f64,
 }
 
-impl Default for CopyChoice {
-    /// Settled on the ring, until its pace is known.
-    fn default() -> Self {
-        CopyChoice { ring: Pace::default(), kernel: Pace::default(), settled: CopyWay::Ring, trial: 0, rest: 0.0 }
-    }
+struct Trial {
+    way: CopyWay,
+    /// Payloads of this way that it still takes.
+    left: u32,
+    patience: u32,
 }
 
 impl CopyChoice {
+    /// Settled on what is the fastest on most machines, until the paces are known.
+    pub(super) fn new(with_kernel: bool) -> CopyChoice {
+        let (settled, tried) = (CopyWay::PastCaches, CopyWay::PastCaches);
+        CopyChoice { paces: Default::default(), without_kernel: !with_kernel, settled, trial: None, tried, rest: 0.0 }
+    }
+
     /// The way that the next payload should take. The sender need not follow: what it can't lend goes through the ring, and
     /// payloads are under way already.
     pub(super) fn wanted(&self) -> CopyWay {
-        if self.trial > 0 { self.other() } else { self.settled }
+        self.trial.as_ref().map_or(self.settled, |trial| trial.way)
     }
 
-    fn other(&self) -> CopyWay {
-        match self.settled {
-            CopyWay::Ring => CopyWay::Kernel,
-            CopyWay::Kernel => CopyWay::Ring,
-        }
-    }
-
-    fn pace(&mut self, way: CopyWay) -> &mut Pace {
-        match way {
-            CopyWay::Ring => &mut self.ring,
-            CopyWay::Kernel => &mut self.kernel,
+    /// Whether what goes through the ring should be written within the caches.
+    pub(super) fn wants_caches(&self) -> bool {
+        match self.wanted() {
+            CopyWay::Ring => true,
+            CopyWay::PastCaches => false,
+            CopyWay::Kernel => {
+                let [within, past] = [CopyWay::Ring, CopyWay::PastCaches].map(|way| self.paces[way as usize]);
+                within.samples > 0 && within.average < past.average
+            }
         }
     }
 
     /// A payload of `len` bytes has arrived by this way, and took so long.
     pub(super) fn arrived(&mut self, way: CopyWay, len: usize, nanoseconds: f64) {
-        self.pace(way).add(nanoseconds / len as f64);
-        let settled = *self.pace(self.settled);
+        self.paces[way as usize].add(nanoseconds / len as f64);
+        let settled = self.paces[self.settled as usize];
         if way != self.settled {
             let usual = len as f64 * settled.average;
             self.rest += WORTH * (nanoseconds.min(DEAREST * usual) - usual).max(0.0);
-            if self.trial > 0 {
-                self.trial -= 1;
-                if self.trial == 0 {
+            if let Some(trial) = self.trial.as_mut().filter(|trial| trial.way == way) {
+                trial.left -= 1;
+                if trial.left == 0 {
                     self.settle(len);
                 }
             }
-        } else if self.trial == 0 {
+        } else if let Some(trial) = &mut self.trial {
+            trial.patience -= 1;
+            if trial.patience == 0 {
+                self.settle(len);
+            }
+        } else {
             self.rest -= nanoseconds;
-            let other = self.other();
-            if self.is_other_faster() {
+            if self.faster().is_some() {
                 self.settle(len);
             } else if settled.samples >= TRIAL && self.rest <= 0.0 {
-                self.trial = TRIAL;
-                self.revive(other);
+                self.begin_trial();
             }
         }
     }
 
-    fn is_other_faster(&mut self) -> bool {
-        let (settled, other) = (*self.pace(self.settled), *self.pace(self.other()));
-        other.samples > 0 && other.average < GAIN * settled.average
+    fn begin_trial(&mut self) {
+        let may = |way: &CopyWay| *way != self.settled && !(self.without_kernel && *way == CopyWay::Kernel);
+        let next = WAYS.into_iter().cycle().skip(self.tried as usize + 1).find(may);
+        self.tried = next.unwrap_or(self.tried);
+        self.revive(self.tried);
+        self.trial = Some(Trial { way: self.tried, left: TRIAL, patience: PATIENCE });
+    }
+
+    /// The fastest other way, if it is faster than the settled one.
+    fn faster(&self) -> Option<CopyWay> {
+        let pace = |way: CopyWay| self.paces[way as usize];
+        let most = GAIN * pace(self.settled).average;
+        let others = WAYS.into_iter().filter(|way| *way != self.settled);
+        let faster = others.filter(|way| pace(*way).samples > 0 && pace(*way).average < most);
+        faster.min_by(|a, b| pace(*a).average.total_cmp(&pace(*b).average))
     }
 
     fn revive(&mut self, way: CopyWay) {
-        let pace = self.pace(way);
+        let pace = &mut self.paces[way as usize];
         pace.samples = pace.samples.min(STALE);
     }
 
-    /// Settles on the faster way; a trial is over. `len` is the length of a payload as they arrive now.
+    /// Settles on the fastest way; a trial is over. `len` is the length of a payload as they arrive now.
     fn settle(&mut self, len: usize) {
-        if self.is_other_faster() {
-            self.settled = self.other();
+        self.trial = None;
+        if let Some(faster) = self.faster() {
+            self.settled = faster;
             self.rest = 0.0;
-            self.revive(self.settled);
+            self.revive(faster);
         }
-        let between = BETWEEN * len as f64 * self.pace(self.settled).average;
+        let between = BETWEEN * len as f64 * self.paces[self.settled as usize].average;
         self.rest = self.rest.max(0.0) + between;
     }
 }
@@ -137,7 +167,7 @@ mod tests {
 
     const LEN: usize = 128 << 10;
 
-    /// A machine, as what a payload takes by either way, in nanoseconds.
+    /// A machine, as what a payload takes by each way, in nanoseconds.
     fn transfer(choice: &mut CopyChoice, payloads: usize, mut takes: impl FnMut(usize, CopyWay) -> f64) -> f64 {
         let mut total = 0.0;
         for number in 0..payloads {
@@ -149,30 +179,59 @@ mod tests {
         total
     }
 
-    fn paced(ring: f64, kernel: f64) -> impl Fn(usize, CopyWay) -> f64 {
-        move |_, way| if way == CopyWay::Ring { ring } else { kernel }
+    /// In the order of `WAYS`.
+    fn paced(paces: [f64; 3]) -> impl Fn(usize, CopyWay) -> f64 {
+        move |_, way| paces[way as usize]
+    }
+
+    /// A machine on which each way, in turn, takes the first of these times.
+    fn turned([first, second, third]: [f64; 3]) -> [[f64; 3]; 6] {
+        let [a, b, c] = [first, second, third];
+        [[a, b, c], [a, c, b], [b, a, c], [c, a, b], [b, c, a], [c, b, a]]
     }
 
     #[test]
-    fn transfers_take_hardly_longer_than_by_the_faster_way() {
-        for (ring, kernel) in [(5e3, 20e3), (20e3, 5e3), (10e3, 13e3), (13e3, 10e3), (10e3, 10.5e3), (10e3, 10e3), (40e3, 4e3)] {
-            let mut choice = CopyChoice::default();
-            let total = transfer(&mut choice, 20_000, paced(ring, kernel));
-            let ratio = total / (20_000.0 * ring.min(kernel));
-            assert!(ratio < 1.06, "{ring} {kernel}: {ratio}");
+    fn transfers_take_hardly_longer_than_by_the_fastest_way() {
+        for times in [[5e3, 20e3, 8e3], [10e3, 13e3, 40e3], [10e3, 10.5e3, 11e3], [10e3, 10e3, 10e3], [4e3, 40e3, 40e3]] {
+            for paces in turned(times) {
+                let total = transfer(&mut CopyChoice::new(true), 20_000, paced(paces));
+                let ratio = total / (20_000.0 * times[0]);
+                assert!(ratio < 1.06, "{paces:?}: {ratio}");
+            }
         }
     }
 
-    /// Ring and kernel swap their paces, there and back.
+    #[test]
+    fn kernel_is_not_asked_for_where_it_can_not_copy() {
+        let mut choice = CopyChoice::new(false);
+        let total = transfer(&mut choice, 20_000, |_, way| {
+            assert_ne!(way, CopyWay::Kernel);
+            paced([20e3, 5e3, 1e3])(0, way)
+        });
+        assert!(total < 1.06 * 20_000.0 * 5e3, "{total}");
+    }
+
+    /// The ways swap their paces, there and back.
     #[test]
     fn choice_follows_a_machine_that_changes() {
-        let mut choice = CopyChoice::default();
-        transfer(&mut choice, 20_000, paced(5e3, 20e3));
-        for (ring, kernel) in [(20e3, 5e3), (5e3, 20e3), (20e3, 5e3)] {
-            let ratio = transfer(&mut choice, 5_000, paced(ring, kernel)) / (5_000.0 * 5e3);
-            assert!(ratio < 1.5, "{ring} {kernel}: {ratio}");
-            let ratio = transfer(&mut choice, 5_000, paced(ring, kernel)) / (5_000.0 * 5e3);
-            assert!(ratio < 1.03, "{ring} {kernel}, later: {ratio}");
+        let mut choice = CopyChoice::new(true);
+        transfer(&mut choice, 20_000, paced([5e3, 20e3, 20e3]));
+        for paces in turned([5e3, 20e3, 20e3]).into_iter().chain(turned([5e3, 20e3, 9e3])) {
+            let ratio = transfer(&mut choice, 5_000, paced(paces)) / (5_000.0 * 5e3);
+            assert!(ratio < 1.5, "{paces:?}: {ratio}");
+            let ratio = transfer(&mut choice, 5_000, paced(paces)) / (5_000.0 * 5e3);
+            assert!(ratio < 1.03, "{paces:?}, later: {ratio}");
+        }
+    }
+
+    /// Where the kernel is asked for, and the sender can't lend.
+    #[test]
+    fn ring_is_written_by_the_better_path_meanwhile() {
+        for paces in [[20e3, 9e3, 5e3], [9e3, 20e3, 5e3]] {
+            let mut choice = CopyChoice::new(true);
+            transfer(&mut choice, 20_000, paced(paces));
+            assert_eq!((choice.settled, choice.trial.is_none()), (CopyWay::Kernel, true));
+            assert_eq!(choice.wants_caches(), paces[0] < paces[1]);
         }
     }
 
@@ -180,31 +239,32 @@ mod tests {
     /// ring moves, and faster on average.
     #[test]
     fn way_that_often_stands_still_is_left() {
-        let mut choice = CopyChoice::default();
+        let mut choice = CopyChoice::new(true);
         let total = transfer(&mut choice, 20_000, |number, way| match way {
-            CopyWay::Ring if number % 100 == 50 => 3e6,
-            CopyWay::Ring => 10e3,
             CopyWay::Kernel => 15e3,
+            _ if number % 100 == 50 => 3e6,
+            _ => 10e3,
         });
         assert!(total < 1.25 * 20_000.0 * 15e3, "{}", total / (20_000.0 * 15e3));
     }
 
     #[test]
     fn one_long_pause_is_forgotten() {
-        let mut choice = CopyChoice::default();
-        transfer(&mut choice, 2_000, paced(5e3, 20e3));
-        let total = transfer(&mut choice, 2_000, |number, way| if number == 0 { 3e6 } else { paced(5e3, 20e3)(number, way) });
-        assert!(choice.settled == CopyWay::Ring && total < 1.9 * 2_000.0 * 5e3, "{total}");
+        let mut choice = CopyChoice::new(true);
+        let usual = paced([5e3, 20e3, 20e3]);
+        transfer(&mut choice, 2_000, &usual);
+        let total = transfer(&mut choice, 2_000, |number, way| if number == 0 { 3e6 } else { usual(number, way) });
+        assert!(choice.settled == CopyWay::Ring && total < 2.0 * 2_000.0 * 5e3, "{total}");
     }
 
     /// A sender that may not lend, or lends all, whatever this side asks for.
     #[test]
     fn sender_that_does_not_follow_is_put_up_with() {
-        for way in [CopyWay::Ring, CopyWay::Kernel] {
-            let mut choice = CopyChoice::default();
+        for way in WAYS {
+            let mut choice = CopyChoice::new(true);
             (0..1000).for_each(|_| choice.arrived(way, LEN, 1e4));
             // Then it follows.
-            let total = transfer(&mut choice, 5_000, paced(8e3, 5e3));
+            let total = transfer(&mut choice, 5_000, paced([8e3, 9e3, 5e3]));
             assert!(total < 1.1 * 5_000.0 * 5e3, "{way:?}: {total}");
         }
     }

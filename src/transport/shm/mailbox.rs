@@ -78,8 +78,9 @@ pub(super) struct ShmSend {
     payload: Option<Slice>,
     /// How much of the payload has been sent or lent.
     covered: usize,
-    /// The payload is lent where possible.
+    /// The payload is lent where possible, and else written into the ring by this path.
     lends: bool,
+    path: CopyPath,
     number: u64,
 }
 
@@ -109,19 +110,19 @@ impl ShmOutbox {
 
     pub(super) fn begin(&mut self, bytes: Vec<u8>, payload: Option<Slice>) -> ShmSend {
         self.payloads += 1;
-        ShmSend { bytes, written: 0, payload, covered: 0, lends: false, number: self.payloads }
+        ShmSend { bytes, written: 0, payload, covered: 0, lends: false, path: CopyPath::Cached, number: self.payloads }
     }
 
-    /// Whether a payload of this length is lent if it can be.
-    fn prefers_lending(&self, connection: &Connection, len: usize) -> bool {
+    /// Whether a payload of this length is lent if it can be, and else how it is written into the ring.
+    fn way(&self, connection: &Connection, len: usize) -> (bool, CopyPath) {
+        let wanted = connection.theirs.words().wanted.0.load(Ordering::Relaxed) >> WANTED_BITS * size_class(len);
         let prefers = match self.policy {
             KernelCopyPolicy::Never => false,
-            KernelCopyPolicy::Measured => {
-                connection.theirs.words().wanted.0.load(Ordering::Relaxed) & (1 << size_class(len)) != 0
-            }
+            KernelCopyPolicy::Measured => wanted & WANTS_LOANS != 0,
             KernelCopyPolicy::Always => true,
         };
-        prefers && connection.lends.load(Ordering::Relaxed)
+        let path = if wanted & WANTS_CACHES != 0 { CopyPath::Cached } else { CopyPath::Streaming };
+        (prefers && connection.lends.load(Ordering::Relaxed), path)
     }
 
     /// Writes a few bytes, if nothing waits for the peer and there is room for all of them.
@@ -146,7 +147,7 @@ impl ShmOutbox {
         }
         let Some(payload) = sending.payload.clone() else { return Ok(Written::All) };
         if sending.covered == 0 {
-            sending.lends = self.prefers_lending(connection, payload.len);
+            (sending.lends, sending.path) = self.way(connection, payload.len);
         }
         while sending.covered < payload.len {
             let Some(access) = payload.read_access() else {
@@ -229,7 +230,15 @@ impl ShmOutbox {
             if !self.has_room(now)? {
                 return Ok(false);
             }
-            self.producer.put(RecordKind::Payload, now, |segment, at, path| segment.write_memory(at, access, skip, now, path));
+            if payload.len <= SMALL {
+                self.producer
+                    .put(RecordKind::Payload, now, |segment, at, path| segment.write_memory(at, access, skip, now, path));
+            } else {
+                let past_caches = sending.path == CopyPath::Streaming;
+                let kind = if past_caches { RecordKind::PayloadPastCaches } else { RecordKind::Payload };
+                self.producer
+                    .put_by(sending.path, kind, now, |segment, at, path| segment.write_memory(at, access, skip, now, path));
+            }
             sending.covered += now;
             if sending.covered == payload.len || payload.region.has_blocks() {
                 return Ok(true);
@@ -307,6 +316,11 @@ pub(super) struct ShmInbox {
     last: Option<Measured>,
 }
 
+/// What a side asks for in its word `wanted`, for each size class.
+const WANTS_LOANS: u64 = 1;
+const WANTS_CACHES: u64 = 2;
+const WANTED_BITS: usize = 2;
+
 /// Payloads that fill a chunk are parts of long transfers, where the pace counts; shorter ones mostly arrive alone.
 fn size_class(len: usize) -> usize {
     usize::from(len >= STEP)
@@ -349,7 +363,7 @@ impl ShmInbox {
             partial: PartialFrame::default(),
             payloads: VecDeque::new(),
             blocks: HashMap::new(),
-            choices: Default::default(),
+            choices: [(); 2].map(|()| CopyChoice::new(connection.reads)),
             last: None,
         }
     }
@@ -398,7 +412,8 @@ impl ShmInbox {
             let Some(record) = self.consumer.next()? else { break };
             turn = Turn::Something;
             let (segment, at) = self.consumer.body();
-            if record.kind != RecordKind::Payload {
+            let is_payload = matches!(record.kind, RecordKind::Payload | RecordKind::PayloadPastCaches);
+            if !is_payload {
                 segment.read(at, &mut scratch[..record.len]);
             }
             let open = self.take(key, connection, record, &scratch[..record.len], sink, fetch)?;
@@ -408,7 +423,7 @@ impl ShmInbox {
             if !open {
                 return Ok(Turn::Closed);
             }
-            frames += if record.kind == RecordKind::Payload { 0 } else { record.len };
+            frames += if is_payload { 0 } else { record.len };
             if frames >= FRAMES {
                 break;
             }
@@ -438,7 +453,9 @@ impl ShmInbox {
             RecordKind::Forget => {
                 body.as_chunks::<8>().0.iter().for_each(|id| drop(self.blocks.remove(&u64::from_le_bytes(*id))));
             }
-            RecordKind::Loan | RecordKind::Payload | RecordKind::Gone if !open => return Err(ProtocolViolation.into()),
+            RecordKind::Loan | RecordKind::Payload | RecordKind::PayloadPastCaches | RecordKind::Gone if !open => {
+                return Err(ProtocolViolation.into());
+            }
             RecordKind::Loan => {
                 let part = ExportedPart::parse(body).ok_or(ProtocolViolation)?;
                 let in_block = part.pieces.iter().any(|piece| piece.block != 0);
@@ -455,7 +472,7 @@ impl ShmInbox {
                 last.announced += len;
                 last.parts.push_back(part);
             }
-            RecordKind::Payload => {
+            RecordKind::Payload | RecordKind::PayloadPastCaches => {
                 // Loans before this record are copied first: payloads complete in order.
                 self.settle(connection)?;
                 self.report(key, connection, sink);
@@ -465,7 +482,7 @@ impl ShmInbox {
                 }
                 let (segment, at) = self.consumer.body();
                 last.write(record.len, |access, skip| segment.read_memory(at, access, skip, record.len));
-                last.note_way(Some(CopyWay::Ring));
+                last.note_way(Some(if record.kind == RecordKind::Payload { CopyWay::Ring } else { CopyWay::PastCaches }));
                 last.announced += record.len;
                 sink.heard(key);
             }
@@ -488,7 +505,7 @@ impl ShmInbox {
             return Err(ProtocolViolation.into());
         }
         if let Some(receive_target) = receive_target {
-            let measured = connection.reads && receive_target.len > SMALL && receive_target.memory.is_some();
+            let measured = receive_target.len > SMALL && receive_target.memory.is_some();
             self.payloads.push_back(ShmPayload {
                 receive_target,
                 announced: 0,
@@ -533,8 +550,11 @@ impl ShmInbox {
         };
         let choices = &mut self.choices;
         choices[size_class(len)].arrived(way, len, (done - begun).as_nanos() as f64);
-        let wanted = choices.iter().enumerate().filter(|(_, choice)| choice.wanted() == CopyWay::Kernel);
-        let wanted = wanted.fold(0, |bits, (class, _)| bits | 1 << class);
+        let wanted = choices.iter().rev().fold(0, |bits, choice| {
+            let loans = if choice.wanted() == CopyWay::Kernel { WANTS_LOANS } else { 0 };
+            let caches = if choice.wants_caches() { WANTS_CACHES } else { 0 };
+            bits << WANTED_BITS | loans | caches
+        });
         let word = &connection.mine.words().wanted.0;
         if word.load(Ordering::Relaxed) != wanted {
             word.store(wanted, Ordering::Relaxed);

@@ -43,7 +43,8 @@ pub(super) struct Words {
     pub reading: [AtomicU64; SLOTS],
     /// The loan of the other side that this side has finished last, by slot.
     pub finished: [AtomicU64; SLOTS],
-    /// By size class, a bit: this side would rather have payloads lent than through the ring.
+    /// By size class, two bits: this side would rather have payloads lent than through the ring; and written into the ring within
+    /// the caches than past them.
     pub wanted: CacheLine,
 }
 
