@@ -8,13 +8,17 @@ use super::shared::Mapping;
 
 /// How many spare mappings the process keeps, and how many spare buffers of the allocator's.
 const KEPT: [usize; 2] = [4, 2];
-/// How many bytes they have together.
-const KEPT_BYTES: usize = 64 << 20;
+/// Where a message begins in its buffer. A list of numbers lies a few bytes behind that, and would else often lie as few bytes
+/// behind where its sender has it, by the last bits of the addresses: both allocators put long memory at the same place of a page.
+/// Such copies are slow: see `crate::copy`.
+pub(super) const BEGIN: usize = 256;
+/// How many bytes they have together: as many as the longest message takes, unless the program allows longer ones.
+const KEPT_BYTES: usize = BEGIN + (64 << 20);
 /// The allocator reuses smaller buffers well, and larger ones would take too much memory.
 const WORTH_KEEPING: std::ops::RangeInclusive<usize> = 32 << 10..=KEPT_BYTES;
 /// Larger ones are mapped. Such a buffer of the allocator's, which a sender has, would keep it from giving memory back: with two
 /// of them a server under a mixed load grew from 100 to 180 MiB.
-const LONGEST_ON_HEAP: usize = 1 << 20;
+const LONGEST_ON_HEAP: usize = BEGIN + (1 << 20);
 /// From here on the allocator maps each allocation by itself, and unmaps it when it is freed: glibc does not raise that limit
 /// beyond 32 MiB. Such a buffer of a sender costs its pages for each message, and does not lie between other allocations.
 pub(crate) const MAPPED_BY_ALLOCATOR: usize = 32 << 20;
@@ -97,16 +101,17 @@ fn spare(len: usize) -> Option<MessageBuffer> {
     Some(spare.remove(at))
 }
 
-/// A buffer of this length for a message to come; it holds zeros, or bytes of an earlier message.
-pub(super) fn buffer(len: usize) -> MessageBuffer {
+/// A buffer for a message to come of this length, from [`BEGIN`] on; it holds zeros, or bytes of an earlier message.
+pub(super) fn buffer(message: usize) -> MessageBuffer {
+    let len = message.saturating_add(BEGIN);
     if let Some(mut buffer) = spare(len) {
         buffer.resize(len);
         return buffer;
     }
     if len > LONGEST_ON_HEAP {
         // A little longer, so that it fits messages of about this length. Pages that are not touched cost nothing.
-        let room = len.checked_next_multiple_of(1 << (len.ilog2() - 3)).unwrap_or(len);
-        if let Ok(mapping) = Mapping::anonymous(room) {
+        let room = message.checked_next_multiple_of(1 << (message.ilog2() - 3)).unwrap_or(message);
+        if let Ok(mapping) = Mapping::anonymous(BEGIN + room) {
             return MessageBuffer::Mapped { mapping, len };
         }
     }
@@ -188,10 +193,10 @@ mod tests {
     fn new_or_reused_buffer_has_the_length_asked_for() {
         for len in [0, 1, 32 << 10, 100_000, 50_000, 100_000, 1 << 20, (1 << 20) + 1, 3 << 20, 2 << 20, KEPT_BYTES + 1] {
             let mut buffer = buffer(len);
-            assert_eq!(buffer.len(), len);
-            assert!(buffer.room() >= len);
+            assert_eq!(buffer.len(), BEGIN + len);
+            assert!(buffer.room() >= BEGIN + len);
             // SAFETY: the buffer is at least so long, and is used by this thread only.
-            unsafe { buffer.address().write_bytes(1, len) };
+            unsafe { buffer.address().write_bytes(1, BEGIN + len) };
             keep(buffer);
         }
     }
@@ -229,14 +234,17 @@ mod tests {
     fn mapping_is_used_for_the_next_message() {
         // A length of its own. Other tests may take the lock, or push the mapping out.
         const LEN: usize = 40 << 20;
-        let reused = (0..100).any(|_| {
-            let mut first = buffer(LEN);
-            let address = first.address();
-            keep(first);
-            let mut second = buffer(LEN - 1000);
-            second.len() == LEN - 1000 && second.address() == address
-        });
-        assert!(reused);
+        // The longest message by default, too.
+        for len in [LEN, 64 << 20] {
+            let reused = (0..100).any(|_| {
+                let mut first = buffer(len);
+                let address = first.address();
+                keep(first);
+                let mut second = buffer(len - 1000);
+                second.len() == BEGIN + len - 1000 && second.address() == address
+            });
+            assert!(reused, "{len}");
+        }
         let too_long = (0..100).any(|_| {
             keep(buffer(LEN));
             buffer(LEN / LEAST_USED / 2).room() >= LEN

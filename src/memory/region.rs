@@ -58,11 +58,6 @@ unsafe impl Send for Region {}
 // SAFETY: as above: shared use is what the gate is for.
 unsafe impl Sync for Region {}
 
-/// Where a message begins in its buffer. A list of numbers lies a few bytes behind that, and would else often lie as few bytes
-/// behind where its sender has it, by the last bits of the addresses: both allocators put long memory at the same place of a page.
-/// Such copies are slow: see `crate::copy`.
-const BEGIN: usize = 256;
-
 impl Region {
     /// A region over memory that it does not own.
     ///
@@ -122,7 +117,7 @@ impl Region {
 
     /// A region that owns memory for a message that is to arrive.
     pub(crate) fn for_message(len: usize) -> Arc<Region> {
-        Region::owning(message::buffer(BEGIN + len), BEGIN)
+        Region::owning(message::buffer(len), message::BEGIN)
     }
 
     /// Closes the gate and takes out the message that the region owns; an empty one if it owns none, or gave it away.

@@ -28,6 +28,8 @@ const PATIENCE: u32 = 64;
 const REMEMBERED: u32 = 128;
 /// As how many payloads the pace from an earlier time counts, when a way is used again: the machine may have changed.
 const STALE: u32 = 16;
+/// The first payloads of a link are not counted, since they wait for page faults.
+const COLD: u32 = 8;
 /// Another way is taken where it needs less than this part of the time: less is not worth a change.
 const GAIN: f64 = 0.95;
 /// A payload of a trial counts as at most so many of the settled way: one pause must not put off trials for long.
@@ -64,6 +66,8 @@ pub(super) struct CopyChoice {
     tried: CopyWay,
     /// Nanoseconds of transfers until the next trial.
     rest: f64,
+    /// Payloads that are not counted yet.
+    cold: u32,
 }
 
 struct Trial {
@@ -77,7 +81,7 @@ impl CopyChoice {
     /// Settled on what is the fastest on most machines, until the paces are known.
     pub(super) fn new(with_kernel: bool) -> CopyChoice {
         let (settled, tried) = (CopyWay::PastCaches, CopyWay::PastCaches);
-        CopyChoice { paces: Default::default(), without_kernel: !with_kernel, settled, trial: None, tried, rest: 0.0 }
+        CopyChoice { paces: Default::default(), without_kernel: !with_kernel, settled, trial: None, tried, rest: 0.0, cold: COLD }
     }
 
     /// The way that the next payload should take. The sender need not follow: what it can't lend goes through the ring, and
@@ -100,6 +104,10 @@ impl CopyChoice {
 
     /// A payload of `len` bytes has arrived by this way, and took so long.
     pub(super) fn arrived(&mut self, way: CopyWay, len: usize, nanoseconds: f64) {
+        if self.cold > 0 {
+            self.cold -= 1;
+            return;
+        }
         self.paces[way as usize].add(nanoseconds / len as f64);
         let settled = self.paces[self.settled as usize];
         if way != self.settled {
@@ -196,7 +204,7 @@ mod tests {
             for paces in turned(times) {
                 let total = transfer(&mut CopyChoice::new(true), 20_000, paced(paces));
                 let ratio = total / (20_000.0 * times[0]);
-                assert!(ratio < 1.06, "{paces:?}: {ratio}");
+                assert!(ratio < 1.07, "{paces:?}: {ratio}");
             }
         }
     }

@@ -41,6 +41,8 @@ mod message {
         }
     }
 
+    pub(super) const BEGIN: usize = 0;
+
     pub(super) fn buffer(len: usize) -> MessageBuffer {
         MessageBuffer::Heap(vec![0; len])
     }
