@@ -26,7 +26,7 @@ pub(crate) fn distance(from: usize, to: usize) -> usize {
 /// Whether the processor copies a byte at a time between such addresses.
 #[inline]
 pub(crate) fn is_slow(from: usize, to: usize) -> bool {
-    (1..16).contains(&distance(from, to))
+    cfg!(target_arch = "x86_64") && (1..16).contains(&distance(from, to))
 }
 
 /// Copies `len` bytes.
@@ -34,7 +34,7 @@ pub(crate) fn is_slow(from: usize, to: usize) -> bool {
 /// # Safety
 /// As for [`copy_nonoverlapping`].
 #[inline]
-pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+pub(crate) unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
     if len <= PIECE || !is_slow(from.addr(), to.addr()) {
         // SAFETY: as the caller promises.
         return unsafe { copy_nonoverlapping(from, to, len) };
@@ -47,7 +47,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 
 /// The pieces in which bytes are to be copied to this address.
 #[inline]
-pub(crate) fn pieces(bytes: &[u8], to: *const u8) -> Chunks<'_, u8> {
+fn pieces(bytes: &[u8], to: *const u8) -> Chunks<'_, u8> {
     bytes.chunks(if is_slow(bytes.as_ptr().addr(), to.addr()) { PIECE } else { bytes.len().max(1) })
 }
 
@@ -70,33 +70,34 @@ mod tests {
 
     const LEN: usize = 64 << 10;
 
-    /// Memory for `LEN` bytes at any offset within a page, and where in it a page begins.
-    fn pages() -> (Vec<u8>, usize) {
-        let memory = vec![0u8; LEN + 2 * PAGE];
-        let begin = memory.as_ptr().addr().next_multiple_of(PAGE) - memory.as_ptr().addr();
-        (memory, begin)
+    /// Memory for `LEN` bytes at any distance.
+    fn memory() -> Vec<u8> {
+        vec![0xee; LEN + 2 * PAGE]
     }
 
-    fn content() -> impl Iterator<Item = u8> {
-        (0..u32::MAX).map(|number| (number * 7 + number / 251) as u8)
+    /// Where in `memory` to begin, so that it lies so far behind the source.
+    fn begin(memory: *const u8, source: &[u8], behind: usize) -> usize {
+        distance(memory.addr(), source.as_ptr().addr() + behind)
     }
 
     #[test]
     fn bytes_are_copied_alike_wherever_the_target_lies() {
-        let ((mut source, from), (_, to)) = (pages(), pages());
-        source.iter_mut().zip(content()).for_each(|(byte, content)| *byte = content);
-        for offset in [0, 1, 8, 15, 16, 31, 32, 33, 100, PAGE - 1] {
+        let source: Vec<u8> = (0..LEN as u32).map(|number| (number * 7 + number / 251) as u8).collect();
+        for behind in [0, 1, 8, 15, 16, 31, 100, PAGE - 1] {
             for len in [0, 1, 100, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 5, 10_000, LEN] {
-                let source = &source[from..from + len];
-                let (mut target, to) = (vec![0xee; LEN + 2 * PAGE], to + offset);
+                let (source, mut target) = (&source[..len], memory());
+                let at = begin(target.as_ptr(), source, behind);
+                let slow = is_slow(source.as_ptr().addr(), target[at..].as_ptr().addr());
+                assert_eq!(slow, cfg!(target_arch = "x86_64") && (1..16).contains(&behind));
                 // SAFETY: both vectors are longer than offset and length together, and do not overlap.
-                unsafe { copy(source.as_ptr(), target.as_mut_ptr().wrapping_add(to), len) };
-                assert_eq!(&target[to..to + len], source, "{offset} {len}");
-                assert!(target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 0xee), "{offset} {len}");
+                unsafe { bytes(source.as_ptr(), target.as_mut_ptr().wrapping_add(at), len) };
+                assert_eq!(&target[at..at + len], source, "{behind} {len}");
+                assert!(target[..at].iter().chain(&target[at + len..]).all(|byte| *byte == 0xee), "{behind} {len}");
                 let mut appended = Vec::with_capacity(LEN + 2 * PAGE);
-                appended.resize(to, 7);
+                let at = begin(appended.as_ptr(), source, behind);
+                appended.resize(at, 7);
                 append(source, &mut appended);
-                assert_eq!(&appended[to..], source, "{offset} {len}");
+                assert_eq!(&appended[at..], source, "{behind} {len}");
             }
         }
     }
@@ -113,15 +114,16 @@ mod tests {
 
     /// On a processor, or with a C library, without the slow path this holds anyway.
     #[test]
-    #[cfg_attr(miri, ignore = "measures time")]
+    #[cfg_attr(miri, ignore = "it measures time")]
     fn copies_take_as_long_wherever_the_target_lies() {
-        let ((source, from), (mut target, to)) = (pages(), pages());
-        let source = &source[from..from + LEN];
-        let mut copied = |offset: usize| {
+        let (source, mut target) = (vec![1; LEN], memory());
+        let mut copied = |behind: usize| {
+            let at = begin(target.as_ptr(), &source, behind);
             // SAFETY: the target is longer than offset and length together, and no part of the source.
-            fastest(|| unsafe { copy(source.as_ptr(), target.as_mut_ptr().wrapping_add(to + offset), LEN) })
+            fastest(|| unsafe { bytes(source.as_ptr(), target.as_mut_ptr().wrapping_add(at), LEN) })
         };
         let [apart, close, closer] = [256, 15, 1].map(&mut copied);
-        assert!(close < 4 * apart && closer < 4 * apart, "{apart:?}, {close:?}, {closer:?}");
+        // On the slow path it is 17 times as long.
+        assert!(close < 8 * apart && closer < 8 * apart, "{apart:?}, {close:?}, {closer:?}");
     }
 }

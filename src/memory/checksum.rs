@@ -29,7 +29,7 @@ fn of_pieces(pieces: impl Iterator<Item = IoVec>, mut sum: u32) -> u32 {
             let source = piece.iov_base.cast::<u8>().wrapping_add(at);
             // SAFETY: `step` bytes from there on lie in the piece, in a segment that is valid for reads, and that no thread of
             // this process writes while the access lasts; the copy is a local array of at least that length.
-            unsafe { crate::copy::copy(source, copy.as_mut_ptr(), step) };
+            unsafe { crate::copy::bytes(source, copy.as_mut_ptr(), step) };
             sum = crc32c::crc32c_append(sum, &copy[..step]);
             at += step;
         }

@@ -1,7 +1,5 @@
 //! Copies of bytes, through the caches or past them.
 
-use std::ptr::copy_nonoverlapping;
-
 /// How the bytes of a transfer are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyPath {
@@ -17,6 +15,9 @@ pub(crate) enum CopyPath {
 const STREAM_FROM: usize = 16 << 20;
 
 impl CopyPath {
+    /// Whether there are stores that go past the caches.
+    pub(crate) const STREAMS: bool = cfg!(all(target_arch = "x86_64", not(miri)));
+
     /// The path for the parts of a transfer of `total` bytes.
     pub(crate) fn for_transfer(total: usize) -> CopyPath {
         if total >= STREAM_FROM { CopyPath::Streaming } else { CopyPath::Cached }
@@ -25,14 +26,14 @@ impl CopyPath {
     /// Copies `len` bytes.
     ///
     /// # Safety
-    /// As for [`copy_nonoverlapping`].
+    /// As for [`std::ptr::copy_nonoverlapping`].
     pub(crate) unsafe fn copy(self, from: *const u8, to: *mut u8, len: usize) {
         match self {
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             // SAFETY: as the caller promises; every processor of this kind has the instructions.
             CopyPath::Streaming => unsafe { stream(from, to, len) },
             // SAFETY: as the caller promises.
-            _ => unsafe { crate::copy::copy(from, to, len) },
+            _ => unsafe { crate::copy::bytes(from, to, len) },
         }
     }
 }
@@ -40,11 +41,12 @@ impl CopyPath {
 /// Copies by stores that go past the caches, a line of 64 bytes at a time. Other threads that learn of the copy see it whole.
 ///
 /// # Safety
-/// As for [`copy_nonoverlapping`].
+/// As for [`std::ptr::copy_nonoverlapping`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "sse2")]
 unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    use std::ptr::copy_nonoverlapping;
     const LINE: usize = 64;
     const WORD: usize = size_of::<__m128i>();
     let head = to.align_offset(LINE).min(len);

@@ -110,8 +110,8 @@ pub(super) fn buffer(message: usize) -> MessageBuffer {
     }
     if len > LONGEST_ON_HEAP {
         // A little longer, so that it fits messages of about this length. Pages that are not touched cost nothing.
-        let room = message.checked_next_multiple_of(1 << (message.ilog2() - 3)).unwrap_or(message);
-        if let Ok(mapping) = Mapping::anonymous(BEGIN + room) {
+        let room = message.checked_next_multiple_of(1 << (message.ilog2() - 3)).and_then(|room| room.checked_add(BEGIN));
+        if let Ok(mapping) = Mapping::anonymous(room.unwrap_or(len)) {
             return MessageBuffer::Mapped { mapping, len };
         }
     }
@@ -157,7 +157,7 @@ fn excess(spare: &[MessageBuffer]) -> Option<usize> {
 
 /// A complete message that has arrived.
 pub(crate) struct ReceivedMessage {
-    /// `None`: the message is empty.
+    /// `None`: it was taken out before.
     pub(super) buffer: Option<MessageBuffer>,
     /// Where the message begins in the buffer.
     pub(super) begin: usize,
@@ -198,6 +198,14 @@ mod tests {
             // SAFETY: the buffer is at least so long, and is used by this thread only.
             unsafe { buffer.address().write_bytes(1, BEGIN + len) };
             keep(buffer);
+        }
+    }
+
+    /// Programs may allow messages of any length.
+    #[test]
+    fn message_that_no_memory_can_hold_gets_none() {
+        for len in [usize::MAX, usize::MAX - 1, usize::MAX - BEGIN, usize::MAX - 2 * BEGIN, usize::MAX / 2 + 1] {
+            assert!(std::panic::catch_unwind(|| buffer(len).len()).is_err(), "{len}");
         }
     }
 

@@ -97,6 +97,7 @@ impl Region {
 
     /// Of a buffer, from this offset on.
     fn owning(mut buffer: MessageBuffer, begin: usize) -> Arc<Region> {
+        debug_assert!(begin <= buffer.len());
         let segment = Segment { start: 0, address: buffer.address().wrapping_add(begin), len: buffer.len() - begin };
         Arc::new(Region {
             segments: SmallVec::from_buf([segment]),
@@ -148,7 +149,7 @@ impl Region {
     }
 
     /// Admits no further access, and returns when the last access in progress has ended. An access lasts for one copy of a
-    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do. (For processes that are
+    /// chunk, or for the non-blocking system calls of one step, so this takes microseconds, whatever the peers do. (For processes that are
     /// stopped while they read exported memory, it waits up to a bound in total, and then cuts them off.)
     pub(crate) fn close(&self) {
         self.shut().wait();
@@ -287,7 +288,7 @@ impl Operation {
     }
 }
 
-/// Permission to read a region's memory, now. Keep it for one copy or one non-blocking system call only.
+/// Permission to read a region's memory, now. Keep it for one copy, or the non-blocking system calls of one step, only.
 pub(crate) struct ReadAccess<'a> {
     slice: &'a Slice,
     _gate: RwLockReadGuard<'a, bool>,
@@ -385,7 +386,7 @@ impl Slice {
             let target = out[at..at + piece.iov_len].as_mut_ptr();
             // SAFETY: the piece lies in a segment valid for reads, which no thread writes while the access lasts; the target is
             // a slice of exactly this length, and can't overlap with memory behind a gate.
-            unsafe { crate::copy::copy(piece.iov_base.cast::<u8>(), target, piece.iov_len) };
+            unsafe { crate::copy::bytes(piece.iov_base.cast::<u8>(), target, piece.iov_len) };
             at += piece.iov_len;
         }
         true
@@ -403,7 +404,7 @@ impl Slice {
             let source = bytes[at..at + piece.iov_len].as_ptr();
             // SAFETY: the piece lies in a segment valid for writes, which no other thread accesses while the access lasts; the
             // source is a slice of exactly this length, and can't overlap with memory behind a gate.
-            unsafe { crate::copy::copy(source, piece.iov_base.cast::<u8>(), piece.iov_len) };
+            unsafe { crate::copy::bytes(source, piece.iov_base.cast::<u8>(), piece.iov_len) };
             at += piece.iov_len;
         }
         true

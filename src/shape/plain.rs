@@ -9,6 +9,7 @@
 use std::any::TypeId;
 use std::mem::{self, ManuallyDrop};
 
+use bytemuck::Pod;
 use postcard::{Error, Result};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::forward_to_deserialize_any;
@@ -34,6 +35,17 @@ fn split<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8]> {
     rest.split_off(..len).ok_or(Error::DeserializeUnexpectedEnd)
 }
 
+/// The elements whose memory has these bytes. By `bytemuck` it would be cleared first.
+fn copied<T: Pod>(bytes: &[u8]) -> Vec<T> {
+    let count = bytes.len() / size_of::<T>();
+    let mut elements = Vec::<T>::with_capacity(count);
+    // SAFETY: there is room for so many elements, which take no more than the bytes, and it is new.
+    unsafe { copy::bytes(bytes.as_ptr(), elements.as_mut_ptr().cast(), count * size_of::<T>()) };
+    // SAFETY: the memory of so many elements has just been written, and any bytes are a `T`.
+    unsafe { elements.set_len(count) };
+    elements
+}
+
 macro_rules! copied {
     ($($ty:ty: $leaf:ident,)*) => {$(
         impl Plain for $ty {
@@ -50,12 +62,11 @@ macro_rules! copied {
 
             fn decode(count: usize, rest: &mut &[u8]) -> Result<Vec<$ty>> {
                 let bytes = split(rest, count * size_of::<$ty>())?;
-                // Not by `bytemuck`, which would clear the memory first.
-                let mut elements = Vec::<$ty>::with_capacity(count);
-                for piece in copy::pieces(bytes, elements.as_ptr().cast()) {
-                    elements.extend(piece.as_chunks().0.iter().map(|element| <$ty>::from_le_bytes(*element)));
+                if cfg!(target_endian = "little") {
+                    return Ok(copied(bytes));
                 }
-                Ok(elements)
+                let (elements, _) = bytes.as_chunks();
+                Ok(elements.iter().map(|element| <$ty>::from_le_bytes(*element)).collect())
             }
         }
     )*};

@@ -19,7 +19,7 @@ pub const HEAD: usize = 4096;
 pub const RING: usize = 128 << 10;
 pub const LEN: usize = HEAD + RING;
 pub const MAX_BODY: usize = RING / 4 - 64;
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Hello {

@@ -108,6 +108,28 @@ fn memory_is_lent_only_by_the_policy_and_to_a_peer_that_may_read_it() {
     }
 }
 
+/// And the kind of the record says so.
+#[test]
+fn payload_is_written_by_the_path_that_the_receiver_asks_for() {
+    let nonce = 4;
+    for (wanted, len) in (0..16).flat_map(|wanted| [SMALL, SMALL + 1, CHUNK - 1, CHUNK].map(|len| (wanted, len))) {
+        let ends = ends(&nonce);
+        let mut outbox = ShmOutbox::new(&ends[0], KernelCopyPolicy::Never);
+        ends[1].mine.words().wanted.0.store(wanted, Ordering::Relaxed);
+        let within_caches = len <= SMALL || wanted >> (2 * usize::from(len == CHUNK)) & 2 != 0;
+        let expected = if within_caches { CopyPath::Cached } else { CopyPath::Streaming };
+        let payload = Slice::whole(&Region::from_vec(vec![1; len]));
+        let mut sending = outbox.begin(vec![1; 10], Some(payload));
+        assert!(outbox.write(&ends[0], &mut sending).is_ok());
+        let mut consumer = Consumer::new(ends[1].mine.clone(), ends[1].theirs.clone());
+        let frame = consumer.next().unwrap().unwrap();
+        consumer.pass(frame);
+        let kind = consumer.next().unwrap().map(|record| record.kind);
+        let by_kind = [(RecordKind::Payload, CopyPath::Cached), (RecordKind::PayloadPastCaches, CopyPath::Streaming)];
+        assert!(by_kind.iter().any(|(of, path)| kind == Some(*of) && *path == expected), "{wanted:b} {len}: {kind:?}");
+    }
+}
+
 #[test]
 fn receiver_asks_for_both_ways_unless_it_may_not_read() {
     let nonce = 2;

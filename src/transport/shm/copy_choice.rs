@@ -2,6 +2,8 @@
 //! depends on what caches the two processors share, on the length, and on what else the machine does. The side that receives the
 //! payloads measures all, and asks the sender for the fastest. It needs no clock of its own: it is told how long each payload took.
 
+use crate::memory::CopyPath;
+
 /// How a payload gets from one memory to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyWay {
@@ -21,7 +23,7 @@ const TRIAL: u32 = 4;
 const WORTH: f64 = 50.0;
 /// Payloads between two trials, at least.
 const BETWEEN: f64 = 64.0;
-/// Payloads of the settled way after which a trial ends: the sender can't follow, or does not.
+/// Payloads of other ways after which a trial ends: the sender can't follow, or does not.
 const PATIENCE: u32 = 64;
 /// Payloads over which the pace of a way is averaged. A sender that shares its processor stands still for milliseconds now and
 /// then, which a short average would either miss or take for the rule.
@@ -53,7 +55,7 @@ impl Pace {
 ///
 /// ```text
 ///   settled ──after a while──▶ trial of the next other way ──TRIAL payloads──▶ settled, on the fastest one
-///      │ ◀──────PATIENCE payloads of the settled way────┘
+///      │ ◀──────PATIENCE payloads of other ways─────────┘
 ///      └──another way was faster at its last trial──▶ settled, on that one
 /// ```
 pub(super) struct CopyChoice {
@@ -109,35 +111,45 @@ impl CopyChoice {
             return;
         }
         self.paces[way as usize].add(nanoseconds / len as f64);
-        let settled = self.paces[self.settled as usize];
-        if way != self.settled {
-            let usual = len as f64 * settled.average;
-            self.rest += WORTH * (nanoseconds.min(DEAREST * usual) - usual).max(0.0);
-            if let Some(trial) = self.trial.as_mut().filter(|trial| trial.way == way) {
+        match &mut self.trial {
+            Some(trial) if trial.way == way => {
+                let usual = len as f64 * self.paces[self.settled as usize].average;
+                self.rest += WORTH * (nanoseconds.min(DEAREST * usual) - usual).max(0.0);
                 trial.left -= 1;
                 if trial.left == 0 {
                     self.settle(len);
                 }
             }
-        } else if let Some(trial) = &mut self.trial {
-            trial.patience -= 1;
-            if trial.patience == 0 {
-                self.settle(len);
+            Some(trial) => {
+                trial.patience -= 1;
+                if trial.patience == 0 {
+                    self.settle(len);
+                }
             }
-        } else {
-            self.rest -= nanoseconds;
-            if self.faster().is_some() {
-                self.settle(len);
-            } else if settled.samples >= TRIAL && self.rest <= 0.0 {
-                self.begin_trial();
+            // By the settled way, or by another one, if the sender can't follow.
+            None => {
+                self.rest -= nanoseconds;
+                if way == self.settled && self.faster().is_some() {
+                    self.settle(len);
+                } else if self.paces[way as usize].samples >= TRIAL && self.rest <= 0.0 {
+                    self.begin_trial();
+                }
             }
         }
     }
 
     fn begin_trial(&mut self) {
-        let may = |way: &CopyWay| *way != self.settled && !(self.without_kernel && *way == CopyWay::Kernel);
-        let next = WAYS.into_iter().cycle().skip(self.tried as usize + 1).find(may);
-        self.tried = next.unwrap_or(self.tried);
+        let may = |way: &CopyWay| {
+            *way != self.settled
+                && match way {
+                    // Without such stores it would be the same as the other one.
+                    CopyWay::Ring => CopyPath::STREAMS,
+                    CopyWay::PastCaches => true,
+                    CopyWay::Kernel => !self.without_kernel,
+                }
+        };
+        let Some(next) = WAYS.into_iter().cycle().skip(self.tried as usize + 1).take(WAYS.len()).find(may) else { return };
+        self.tried = next;
         self.revive(self.tried);
         self.trial = Some(Trial { way: self.tried, left: TRIAL, patience: PATIENCE });
     }
@@ -254,6 +266,36 @@ mod tests {
             _ => 10e3,
         });
         assert!(total < 1.25 * 20_000.0 * 15e3, "{}", total / (20_000.0 * 15e3));
+    }
+
+    /// What it can't lend goes through the ring, as asked for, whose paces differ by less than a change is worth, or swap later.
+    #[test]
+    fn sender_that_never_lends_does_not_end_the_trials() {
+        for paces in [[9.8e3, 10e3, 0.0], [10e3, 9.8e3, 0.0], [10e3, 10e3, 0.0]] {
+            let mut choice = CopyChoice::new(true);
+            // A while ago it lent.
+            (0..200).for_each(|_| choice.arrived(CopyWay::Kernel, LEN, 1e3));
+            choice.settle(LEN);
+            let trials = std::cell::Cell::new(0);
+            let mut go_on = |paces: [f64; 3], payloads: usize| {
+                let mut total = 0.0;
+                for _ in 0..payloads {
+                    let was_tried = choice.trial.is_some();
+                    let way = if choice.wants_caches() { CopyWay::Ring } else { CopyWay::PastCaches };
+                    choice.arrived(way, LEN, paces[way as usize]);
+                    total += paces[way as usize];
+                    trials.set(trials.get() + usize::from(was_tried && choice.trial.is_none()));
+                }
+                total
+            };
+            go_on(paces, 20_000);
+            assert!(trials.get() > 2, "{paces:?}: {} trials have ended", trials.get());
+            for paces in [[5e3, 25e3, 0.0], [25e3, 5e3, 0.0]] {
+                go_on(paces, 20_000);
+                let ratio = go_on(paces, 20_000) / (20_000.0 * 5e3);
+                assert!(ratio < 1.2, "{paces:?}: {ratio}");
+            }
+        }
     }
 
     #[test]

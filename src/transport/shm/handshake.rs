@@ -14,7 +14,7 @@ use super::super::Credentials;
 use super::sys;
 
 /// The version of the segment's layout and of the packets.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 const MAGIC: [u8; 8] = *b"calm-shm";
 /// Longest packet.
 const MAX_PACKET: usize = 512;

@@ -17,7 +17,7 @@ use crate::memory::{Loan, Operation, ReadAccess, Slice};
 use crate::sync::atomic::{Ordering, fence};
 use crate::sync::thread;
 
-/// How long a reader may take for one step, which is one system call. A reader that takes longer was stopped, or is hostile:
+/// How long a reader may take for one step, which is mostly one system call. A reader that takes longer was stopped, or is hostile:
 /// its connection is cut, and it discards what it reads.
 const STEP_LIMIT: Duration = Duration::from_secs(1);
 /// Time between two checks whether the reader still lives.

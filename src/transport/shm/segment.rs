@@ -10,7 +10,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::copy::copy;
+use crate::copy;
 use crate::memory::{CopyPath, ReadAccess, WriteAccess, shared};
 
 /// Bytes of a ring. Several messages of the eager limit fit; what is larger than a quarter of the ring is split.
@@ -23,6 +23,9 @@ pub(super) const LEN: usize = HEAD + RING as usize;
 
 /// Takes the place of a loan's id when the link is closed.
 pub(super) const CLOSED: u64 = u64::MAX;
+
+/// Shorter pieces of memory are written through the caches in any case: each would wait for its stores, and shares lines with others.
+const LEAST_PAST_CACHES: usize = 512;
 
 /// A word with a cache line of its own.
 #[repr(C, align(64))]
@@ -123,6 +126,7 @@ impl SharedSegment {
         let (mut at, mut left) = (at, len);
         for piece in access.range(skip, len) {
             let mut source = piece.iov_base.cast::<u8>().cast_const();
+            let path = if piece.iov_len < LEAST_PAST_CACHES { CopyPath::Cached } else { path };
             for (address, len) in self.ranges(at, piece.iov_len) {
                 // SAFETY: the range is this side's own, as above; the source is memory that the access keeps valid for reads,
                 // and at least as long.
@@ -142,7 +146,7 @@ impl SharedSegment {
             let (now, rest) = std::mem::take(&mut out).split_at_mut(len);
             // SAFETY: the range lies in the mapping, and `now` is as long. An honest peer does not write there now; whatever a
             // hostile one writes is valid as bytes, and the copy is checked.
-            unsafe { copy(address, now.as_mut_ptr(), len) };
+            unsafe { copy::bytes(address, now.as_mut_ptr(), len) };
             out = rest;
         }
     }
@@ -155,7 +159,7 @@ impl SharedSegment {
             for (address, len) in self.ranges(at, piece.iov_len) {
                 // SAFETY: as above for the range; the target is memory that the access keeps valid for writes, exclusively, and
                 // at least as long.
-                unsafe { copy(address, target, len) };
+                unsafe { copy::bytes(address, target, len) };
                 target = target.wrapping_add(len);
                 at += len as u64;
                 left -= len;

@@ -84,19 +84,30 @@ pub(super) fn read_process(
         // SAFETY: the near pieces are memory that `target` keeps valid for writes, exclusively.
         return unsafe { read_pieces(pid, far, near, nonce) };
     }
-    for run in runs(far, &near) {
+    // What lies between two slow runs is read at once.
+    let (mut far_between, mut near_between) = (smallvec::SmallVec::<[RemoteIoVec; 8]>::new(), smallvec::SmallVec::new());
+    let read_between = |far: &mut smallvec::SmallVec<[RemoteIoVec; 8]>, near: &mut smallvec::SmallVec<[IoVec; 8]>| {
+        let (far, near) = (std::mem::take(far), std::mem::take(near));
         // SAFETY: as above.
-        let all = unsafe { run.read(pid, nonce)? };
-        if !all {
+        if far.is_empty() { Ok(true) } else { unsafe { read_pieces(pid, &far, near, nonce) } }
+    };
+    for run in runs(far, &near) {
+        if !run.is_slow() {
+            far_between.push(run.far);
+            near_between.push(run.near());
+            continue;
+        }
+        // SAFETY: as above.
+        if !read_between(&mut far_between, &mut near_between)? || !unsafe { run.read_slowly(pid, nonce)? } {
             return Ok(false);
         }
     }
-    Ok(true)
+    read_between(&mut far_between, &mut near_between)
 }
 
 /// Bytes that follow each other in both memories.
 #[derive(Clone, Copy)]
-struct Run {
+struct ReadRun {
     far: RemoteIoVec,
     near: *mut u8,
 }
@@ -105,7 +116,7 @@ struct Run {
 const BUFFERED: usize = 16 << 10;
 
 /// The runs of a read. The pieces on both sides hold as many bytes together.
-fn runs(far: &[RemoteIoVec], near: &[IoVec]) -> impl Iterator<Item = Run> {
+fn runs(far: &[RemoteIoVec], near: &[IoVec]) -> impl Iterator<Item = ReadRun> {
     let (mut far, mut near) = (far.iter().copied(), near.iter().copied());
     let (mut from, mut to) = (far.next(), near.next());
     std::iter::from_fn(move || {
@@ -116,7 +127,7 @@ fn runs(far: &[RemoteIoVec], near: &[IoVec]) -> impl Iterator<Item = Run> {
             }
             _ => return None,
         };
-        let run = Run { far: RemoteIoVec { address: from_piece.address, len }, near: to_piece.iov_base.cast() };
+        let run = ReadRun { far: RemoteIoVec { address: from_piece.address, len }, near: to_piece.iov_base.cast() };
         from_piece.address += len;
         from_piece.len -= len;
         to_piece.iov_base = to_piece.iov_base.wrapping_byte_add(len as usize);
@@ -131,21 +142,23 @@ fn runs(far: &[RemoteIoVec], near: &[IoVec]) -> impl Iterator<Item = Run> {
     })
 }
 
-impl Run {
+impl ReadRun {
     /// Whether the kernel would copy it a byte at a time: see `crate::copy`.
     fn is_slow(&self) -> bool {
         self.far.len >= copy::PAGE as u64 && copy::is_slow(self.far.address as usize, self.near.addr())
     }
 
+    fn near(&self) -> IoVec {
+        IoVec { iov_base: self.near.cast(), iov_len: self.far.len as usize }
+    }
+
+    /// Reads it by way of a buffer that lies in its page as the source does in its own.
+    ///
     /// # Safety
     /// Its near memory must be valid for writes, and no other thread may access it.
-    unsafe fn read(&self, pid: i32, nonce: (u64, u64)) -> io::Result<bool> {
-        if !self.is_slow() {
-            let near = IoVec { iov_base: self.near.cast(), iov_len: self.far.len as usize };
-            // SAFETY: as the caller promises.
-            return unsafe { read_pieces(pid, &[self.far], smallvec::smallvec![near], nonce) };
-        }
-        // By way of a buffer that lies in its page as the source does in its own.
+    // With its buffer it would lengthen the stack of every read.
+    #[inline(never)]
+    unsafe fn read_slowly(&self, pid: i32, nonce: (u64, u64)) -> io::Result<bool> {
         let mut buffer = MaybeUninit::<[u8; BUFFERED + copy::PAGE]>::uninit();
         let begin = buffer.as_mut_ptr().cast::<u8>();
         let begin = begin.wrapping_add(copy::distance(begin.addr(), self.far.address as usize));
@@ -160,7 +173,7 @@ impl Run {
             }
             // SAFETY: the kernel has written these bytes of the buffer; the target is a part of the run, for which the caller
             // promises that.
-            unsafe { copy::copy(begin, self.near.wrapping_add(done as usize), len as usize) };
+            unsafe { copy::bytes(begin, self.near.wrapping_add(done as usize), len as usize) };
             done += len;
         }
         Ok(true)

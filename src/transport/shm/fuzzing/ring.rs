@@ -111,7 +111,9 @@ impl Adversary {
             Event::Frames { bytes } => self.bytes(1, bytes),
             Event::Payload { len } => {
                 let len = number(len) as usize % (MAX_BODY + 2);
-                self.record(3, len, |segment, at| segment.write(at, &vec![0x77; len], CopyPath::Cached));
+                self.record(if len % 2 == 0 { 3 } else { 6 }, len, |segment, at| {
+                    segment.write(at, &vec![0x77; len], CopyPath::Cached)
+                });
             }
             Event::Loan { slot, id, first, second, pieces, granted } => {
                 let slot = usize::from(*slot) % (SLOTS + 1);
