@@ -51,6 +51,7 @@ pub enum Packet {
 pub const BYTES: u64 = 1;
 pub const LOAN: u64 = 2;
 pub const PAYLOAD: u64 = 3;
+pub const PAYLOAD_PAST_CACHES: u64 = 6;
 pub const GONE: u64 = 4;
 pub const FORGET: u64 = 5;
 

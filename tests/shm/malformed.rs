@@ -335,7 +335,7 @@ fn report_read(address: &str, steps: &[u64]) -> Forged {
 
 const RECORDS: &[Case] = &[
     ("a record of unknown kind", |address| header(address, 7), None),
-    ("a record of kind 6", |address| header(address, 6 << 32 | 8), None),
+    ("a record of kind 7", |address| header(address, 7 << 32 | 8), None),
     ("a record of the last kind", |address| header(address, u64::MAX), None),
     ("a record longer than any", |address| header(address, BYTES << 32 | (MAX_BODY as u64 + 1)), None),
     ("a record longer than the ring", |address| header(address, PAYLOAD << 32 | 0xffff_ffff), None),
@@ -484,6 +484,9 @@ const RECORDS: &[Case] = &[
     ("the end of nothing", |address| put_record(address, None, GONE, 0), None),
     ("one byte more than announced", |address| put_record(address, Some(100), PAYLOAD, 101), None),
     ("a payload of nothing", |address| put_record(address, Some(100), PAYLOAD, 0), None),
+    ("a payload past the caches that was not announced", |address| put_record(address, None, PAYLOAD_PAST_CACHES, 100), None),
+    ("one byte more, past the caches", |address| put_record(address, Some(100), PAYLOAD_PAST_CACHES, 101), None),
+    ("a payload of nothing, past the caches", |address| put_record(address, Some(100), PAYLOAD_PAST_CACHES, 0), None),
     ("frames inside a payload", |address| put_record(address, Some(100), BYTES, 10), None),
     ("a loan of odd length", |address| put_record(address, Some(100), LOAN, 17), None),
     ("a loan of an odd number of words", |address| put_record(address, Some(100), LOAN, 32), None),

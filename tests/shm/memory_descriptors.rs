@@ -50,7 +50,7 @@ impl Collector {
                 continue;
             };
             match kind {
-                PAYLOAD => came += body.len(),
+                PAYLOAD | PAYLOAD_PAST_CACHES => came += body.len(),
                 LOAN => {
                     let words: Vec<u64> = body.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
                     came += words[2..].chunks(3).map(|piece| piece[2] as usize).sum::<usize>();

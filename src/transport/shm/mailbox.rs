@@ -115,7 +115,7 @@ impl ShmOutbox {
 
     /// Whether a payload of this length is lent if it can be, and else how it is written into the ring.
     fn way(&self, connection: &Connection, len: usize) -> (bool, CopyPath) {
-        let wanted = connection.theirs.words().wanted.0.load(Ordering::Relaxed) >> WANTED_BITS * size_class(len);
+        let wanted = connection.theirs.words().wanted.0.load(Ordering::Relaxed) >> (WANTED_BITS * size_class(len));
         let prefers = match self.policy {
             KernelCopyPolicy::Never => false,
             KernelCopyPolicy::Measured => wanted & WANTS_LOANS != 0,

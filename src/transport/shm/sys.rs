@@ -269,7 +269,7 @@ mod tests {
                 let parts = [(first, 20_000), (first + 20_000, 40_000)];
                 let parts = parts.map(|(at, len)| (memory[at..at + len].as_mut_ptr(), len));
                 // SAFETY: the test leaves the memory alone while the region is used.
-                let region = unsafe { Region::new(parts.into_iter()) };
+                let region = unsafe { Region::new(parts) };
                 let target = Slice::whole(&region);
                 assert!(read_process(me, &far, &target.write_access().unwrap(), 0, (42, there)).unwrap());
                 drop(target);

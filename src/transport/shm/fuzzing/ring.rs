@@ -111,7 +111,7 @@ impl Adversary {
             Event::Frames { bytes } => self.bytes(1, bytes),
             Event::Payload { len } => {
                 let len = number(len) as usize % (MAX_BODY + 2);
-                self.record(if len % 2 == 0 { 3 } else { 6 }, len, |segment, at| {
+                self.record(if len.is_multiple_of(2) { 3 } else { 6 }, len, |segment, at| {
                     segment.write(at, &vec![0x77; len], CopyPath::Cached)
                 });
             }
