@@ -380,7 +380,8 @@ impl EngineBuilder {
 
     /// Whether the kernel copies bulk data between this engine and peers of the same user on this host, with one copy
     /// (`process_vm_readv`): always where the system permits it, or never; then the data goes through a ring, which takes two
-    /// copies, by both sides at the same time. Without this each connection measures both, and how the ring is written, and uses the fastest way.
+    /// copies, by both sides at the same time. Without this each connection measures both, and two ways to write into the ring, and
+    /// uses the fastest.
     pub fn shm_kernel_copy(mut self, on: bool) -> Self {
         self.config.shm_kernel_copy = Some(on);
         self

@@ -10,7 +10,6 @@
 #![allow(unsafe_code)]
 
 use std::ptr::copy_nonoverlapping;
-use std::slice::Chunks;
 
 /// The C library copies so many bytes by other instructions.
 const PIECE: usize = 2 << 10;
@@ -45,12 +44,6 @@ pub(crate) unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// The pieces in which bytes are to be copied to this address.
-#[inline]
-fn pieces(bytes: &[u8], to: *const u8) -> Chunks<'_, u8> {
-    bytes.chunks(if is_slow(bytes.as_ptr().addr(), to.addr()) { PIECE } else { bytes.len().max(1) })
-}
-
 /// Appends bytes.
 #[inline]
 pub(crate) fn append(bytes: &[u8], out: &mut Vec<u8>) {
@@ -58,8 +51,9 @@ pub(crate) fn append(bytes: &[u8], out: &mut Vec<u8>) {
         return out.extend_from_slice(bytes);
     }
     out.reserve(bytes.len());
-    let to = out.as_ptr().wrapping_add(out.len());
-    pieces(bytes, to).for_each(|piece| out.extend_from_slice(piece));
+    let to = out.as_ptr().addr() + out.len();
+    let piece = if is_slow(bytes.as_ptr().addr(), to) { PIECE } else { bytes.len() };
+    bytes.chunks(piece).for_each(|piece| out.extend_from_slice(piece));
 }
 
 #[cfg(test)]

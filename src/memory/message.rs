@@ -6,12 +6,12 @@ use crate::sync::Mutex;
 
 use super::shared::Mapping;
 
-/// How many spare mappings the process keeps, and how many spare buffers of the allocator's.
-const KEPT: [usize; 2] = [4, 2];
 /// Where a message begins in its buffer. A list of numbers lies a few bytes behind that, and would else often lie as few bytes
 /// behind where its sender has it, by the last bits of the addresses: both allocators put long memory at the same place of a page.
 /// Such copies are slow: see `crate::copy`.
 pub(super) const BEGIN: usize = 256;
+/// How many spare mappings the process keeps, and how many spare buffers of the allocator's.
+const KEPT: [usize; 2] = [4, 2];
 /// How many bytes they have together: as many as the longest message takes, unless the program allows longer ones.
 const KEPT_BYTES: usize = BEGIN + (64 << 20);
 /// The allocator reuses smaller buffers well, and larger ones would take too much memory.

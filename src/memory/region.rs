@@ -149,8 +149,8 @@ impl Region {
     }
 
     /// Admits no further access, and returns when the last access in progress has ended. An access lasts for one copy of a
-    /// chunk, or for the non-blocking system calls of one step, so this takes microseconds, whatever the peers do. (For processes that are
-    /// stopped while they read exported memory, it waits up to a bound in total, and then cuts them off.)
+    /// chunk, or for the non-blocking system calls of one step, so this takes microseconds, whatever the peers do. (For processes
+    /// that are stopped while they read exported memory, it waits up to a bound in total, and then cuts them off.)
     pub(crate) fn close(&self) {
         self.shut().wait();
     }

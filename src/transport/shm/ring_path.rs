@@ -19,11 +19,13 @@ const SHORT: usize = 256;
 const MEASURED: usize = 4 << 10;
 /// From this length on, to begin earlier is worth less than to arrive faster.
 const LONG: usize = 8 << 10;
-/// Long records go past the caches where it takes longer than this to write so many bytes through them, in nanoseconds, and
-/// others where it takes longer than that. On the machine above it took 80, or 300.
-const CLOSE: u32 = 60;
-const FAR: u32 = 200;
+/// What the pace is measured by.
 const BYTES: u32 = 1000;
+/// Long records go past the caches where it takes longer to write [`BYTES`] through them, in nanoseconds. On the machine above it
+/// took 80, or 300.
+const CLOSE: u32 = 60;
+/// Other records go past them where it takes longer than this.
+const FAR: u32 = 200;
 /// One measurement counts as no more than this, and as a quarter of the average: the writer may have been interrupted.
 const MOST: u32 = 500;
 /// Records that could be measured, between two that are. Where the reader is far, one costs as much as several others.

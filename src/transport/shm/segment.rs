@@ -24,7 +24,8 @@ pub(super) const LEN: usize = HEAD + RING as usize;
 /// Takes the place of a loan's id when the link is closed.
 pub(super) const CLOSED: u64 = u64::MAX;
 
-/// Shorter pieces of memory are written through the caches in any case: each would wait for its stores, and shares lines with others.
+/// Shorter pieces of memory are written through the caches in any case: each would wait for its stores, and shares lines with
+/// others.
 const LEAST_PAST_CACHES: usize = 512;
 
 /// A word with a cache line of its own.
