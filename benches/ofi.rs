@@ -25,9 +25,9 @@ const MESSAGE: usize = 64;
 const FEWEST: usize = 20_000;
 const TRANSFERS: [Transfers; 4] = [
     Transfers { size: 4 << 10, count: 20_000, window: 64, goal: None },
-    Transfers { size: 64 << 10, count: 4000, window: 16, goal: Some(0.95) },
-    Transfers { size: 1 << 20, count: 200, window: 8, goal: Some(0.95) },
-    Transfers { size: 16 << 20, count: 20, window: 4, goal: Some(0.95) },
+    Transfers { size: 64 << 10, count: 8000, window: 16, goal: Some(0.95) },
+    Transfers { size: 1 << 20, count: 800, window: 8, goal: Some(0.95) },
+    Transfers { size: 16 << 20, count: 60, window: 4, goal: Some(0.95) },
 ];
 
 fn main() -> Outcome {
@@ -42,18 +42,18 @@ fn main() -> Outcome {
     let folder = PathBuf::from(folder);
     let [messages, reads] = [false, true].map(|reads| Raw { folder: folder.clone(), reads });
     let mut report = Report::new("ofi", &plan).beside("libfabric");
-    let pair = Pair::new(SCHEME, &format!("{SCHEME}://127.0.0.1:0"))?;
+    let pair = Pair::new(&plan, SCHEME, &format!("{SCHEME}://127.0.0.1:0"))?;
     if fabric::wanted("rpc") {
-        pair.empty_calls(&plan, &mut report, &messages)?;
-        pair.empty_calls_beside(&plan, &mut report, &Pair::new("tcp", "tcp://127.0.0.1:0")?)?;
+        pair.empty_calls(&mut report, &messages)?;
+        pair.empty_calls_beside(&mut report, &Pair::new(&plan, "tcp", "tcp://127.0.0.1:0")?)?;
     }
     for (pull, part) in [(true, "pull"), (false, "push")] {
         for transfers in TRANSFERS.into_iter().filter(|_| fabric::wanted(part)) {
-            pair.transfers(&plan, &mut report, &messages, pull, transfers)?;
+            pair.transfers(&mut report, &messages, pull, transfers)?;
         }
     }
     if fabric::wanted("pull") {
-        pair.transfers(&plan, &mut report, &reads, true, Transfers { goal: None, ..TRANSFERS[2] })?;
+        pair.transfers(&mut report, &reads, true, Transfers { goal: None, ..TRANSFERS[2] })?;
     }
     report.finish()?;
     Ok(())

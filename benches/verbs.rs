@@ -35,13 +35,13 @@ fn main() -> Outcome {
     let plan = Plan { repeats: false, ..Plan::from_environment() };
     let tools = Perftest::new(&ip)?;
     let mut report = Report::new("verbs", &plan).beside("perftest");
-    let pair = Pair::new("verbs", &format!("verbs://{ip}:0"))?;
+    let pair = Pair::new(&plan, "verbs", &format!("verbs://{ip}:0"))?;
     if fabric::wanted("rpc") {
-        pair.empty_calls(&plan, &mut report, &tools)?;
+        pair.empty_calls(&mut report, &tools)?;
     }
     for (pull, part) in [(true, "pull"), (false, "push")] {
         for transfers in TRANSFERS.into_iter().filter(|_| fabric::wanted(part)) {
-            pair.transfers(&plan, &mut report, &tools, pull, transfers)?;
+            pair.transfers(&mut report, &tools, pull, transfers)?;
         }
     }
     report.finish()?;

@@ -137,16 +137,23 @@ pub fn wait_for_listener(tool: &str, port: u16) -> Outcome {
 }
 
 /// A server process of this benchmark, and an engine that is connected to it.
-pub struct Pair {
+pub struct Pair<'a> {
+    plan: &'a Plan,
     name: String,
     client: Engine,
     peer: Endpoint,
-    _server: Killed,
+    server: Killed,
 }
 
-impl Pair {
+impl Drop for Pair<'_> {
+    fn drop(&mut self) {
+        self.plan.servers.borrow_mut().retain(|&server| server != self.server.0.id());
+    }
+}
+
+impl Pair<'_> {
     /// `name` is that of the rows, and the scheme of the addresses.
-    pub fn new(name: &str, listen: &str) -> Outcome<Pair> {
+    pub fn new<'a>(plan: &'a Plan, name: &str, listen: &str) -> Outcome<Pair<'a>> {
         let (server, address) = Killed::server(Command::new(env::current_exe()?).args(["server", listen]))?;
         let client = builder().build()?;
         let peer = client.lookup(address.as_str())?;
@@ -155,18 +162,19 @@ impl Pair {
         if carrier != name {
             return Err(format!("the calls went over {carrier:?}, not over {name}").into());
         }
-        Ok(Pair { name: name.to_owned(), client, peer, _server: server })
+        plan.servers.borrow_mut().push(server.0.id());
+        Ok(Pair { plan, name: name.to_owned(), client, peer, server })
     }
 
     pub fn caller(&self) -> Caller {
         Caller::of(&self.client, &self.peer)
     }
 
-    pub fn empty_calls(&self, plan: &Plan, report: &mut Report<'_>, tools: &dyn Tools) -> Outcome {
+    pub fn empty_calls(&self, report: &mut Report<'_>, tools: &dyn Tools) -> Outcome {
         // As many on either side: rounds begin slowly, as whatever follows a pause.
-        let (caller, count) = (self.caller(), plan.count(CALLS).max(tools.fewest_round_trips()));
+        let (caller, count) = (self.caller(), self.plan.count(CALLS).max(tools.fewest_round_trips()));
         let (ours, raw) = interleave(
-            plan,
+            self.plan,
             |samples| caller.round_trips(count / 10, count, samples),
             |samples| {
                 samples.extend(tools.round_trips(count)?);
@@ -179,10 +187,10 @@ impl Pair {
     }
 
     /// Empty calls beside those of another pair.
-    pub fn empty_calls_beside(&self, plan: &Plan, report: &mut Report<'_>, other: &Pair) -> Outcome {
-        let (caller, beside, count) = (self.caller(), other.caller(), plan.count(CALLS));
+    pub fn empty_calls_beside(&self, report: &mut Report<'_>, other: &Pair<'_>) -> Outcome {
+        let (caller, beside, count) = (self.caller(), other.caller(), self.plan.count(CALLS));
         let (ours, theirs) = interleave(
-            plan,
+            self.plan,
             |samples| caller.round_trips(count / 10, count, samples),
             |samples| beside.round_trips(count / 10, count, samples),
         )?;
@@ -215,14 +223,14 @@ impl Pair {
         Ok(begun.elapsed().as_nanos() as f64 / count as f64)
     }
 
-    pub fn transfers(&self, plan: &Plan, report: &mut Report<'_>, tools: &dyn Tools, pull: bool, of: Transfers) -> Outcome {
+    pub fn transfers(&self, report: &mut Report<'_>, tools: &dyn Tools, pull: bool, of: Transfers) -> Outcome {
         let Transfers { size, count, window, goal } = of;
         let remote = self.memory()?.slice(0, size)?.on(&self.peer);
         let local = self.client.expose(vec![HERE; size], BulkMode::WriteOnly)?;
         let part = local.slice(0, size)?;
-        let of = Transfers { count: plan.count(count).max(window).max(FEWEST), ..of };
+        let of = Transfers { count: self.plan.count(count).max(window).max(FEWEST), ..of };
         let (ours, raw) = interleave(
-            plan,
+            self.plan,
             |samples| {
                 samples.push(self.moved(pull, &remote, &part, of)?);
                 Ok(())

@@ -27,8 +27,9 @@ pub(super) const NOTED_EVERY: u64 = 8;
 // A driver that is busy handles neither completions nor credit: an honest peer runs out of credit first, with two connections.
 const _: () = assert!(2 * (RECEIVES + REPLIES) as u64 + NOTED_EVERY <= MOST_KEPT);
 
-/// Longest payload, in bytes, that is sent at a time: so many bytes after another transfer's turn a link turns to it.
-pub(super) const CHUNK: usize = 1 << 20;
+/// Longest payload, in bytes, that is sent at a time: so many bytes after another transfer's turn a link turns to it. Each is
+/// announced, asked for and reported.
+pub(super) const CHUNK: usize = 2 << 20;
 
 /// Payloads of a peer that may be announced and are not reported, since one before them has not arrived; and how many a sender has
 /// at most, those in messages included. Only [`REPLIES`] of them go between bulk endpoints.
@@ -73,7 +74,8 @@ pub(super) const STALL: Duration = Duration::from_secs(30);
 /// emulated.
 pub(super) const SELF_TEST: Duration = Duration::from_secs(5);
 
-/// Parts of one transfer by RMA that may be under way, of up to [`CHUNK`] bytes; and of all transfers of a link.
+/// Parts of one transfer by RMA that may be under way, of up to so many bytes; and of all transfers of a link.
+pub(super) const PART: usize = 1 << 20;
 pub(super) const PARTS: usize = 4;
 pub(super) const MAX_PARTS: usize = 16;
 

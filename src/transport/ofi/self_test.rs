@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use mio::Token;
 
-use super::limits::{CHUNK, PARTS, SELF_TEST};
+use super::limits::{PART, PARTS, SELF_TEST};
 use super::provider;
 use super::station::Station;
 use super::sys::{Completion, Label, PeerAddress, Posted, Purpose, RegisteredRegion, RemoteExtent, RemotePlace, RemoteRights};
@@ -188,7 +188,7 @@ impl SelfTest {
     /// was right after that, and when what was under way has ended, by a refusal or because it was written before.
     fn close_while_written(&self) -> io::Result<([u8; PARTS], [u8; PARTS])> {
         let (station, target) = self.initiator()?;
-        let part = CHUNK.min(station.domain.info.longest);
+        let part = PART.min(station.domain.info.longest);
         let Tried { region, registered } = &self.register(BOTH, PARTS * part)?;
         let RemoteExtent { address, key, .. } = registered.extents()[0];
         let memory = Slice::whole(region);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::bulk::{BulkEndpoint, PayloadPosted};
-use super::super::limits::{CHUNK, MAX_PARTS, PARTS, RETRY, RMA_FAILURES, RMA_PAUSE, RMA_STALL, STALL_FAILURES};
+use super::super::limits::{MAX_PARTS, PART, PARTS, RETRY, RMA_FAILURES, RMA_PAUSE, RMA_STALL, STALL_FAILURES};
 use super::super::sys::{CompletionError, Label, RemoteExtent, RemotePlace};
 use super::super::wire;
 use super::OfiLink;
@@ -80,7 +80,7 @@ impl OfiTransfer {
             return NextPart::Enough;
         }
         let Some(extent) = self.remote.get(self.segment) else { return NextPart::Nothing };
-        let longest = CHUNK.min(endpoint.station.domain.info.longest);
+        let longest = PART.min(endpoint.station.domain.info.longest);
         let left = usize::try_from(extent.len - self.within).unwrap_or(usize::MAX);
         let len = (self.local.len - self.posted).min(left).min(longest);
         let Some(part) = self.local.part(self.posted, len) else { return NextPart::Nothing };
