@@ -231,8 +231,8 @@ impl BulkEndpoint {
 impl LoanHost for BulkEndpoint {
     fn collect(&self) {
         match self.station.collect() {
-            Ok(false) => {}
-            Ok(true) => {
+            Ok(0) => {}
+            Ok(_) => {
                 if let Some(owner) = self.owner.upgrade() {
                     owner.bulk_collected();
                 }

@@ -17,12 +17,13 @@ const MAX_REFUSING: usize = 256;
 
 /// Handles what has arrived, and what was sent. True when there was something.
 pub(super) fn poll(shared: &Arc<OfiShared>, port: &Arc<Port>, sink: &mut dyn Sink) -> bool {
-    match port.station.take_completions() {
-        Ok(completions) => {
+    match port.station.collect() {
+        Ok(count) => {
             port.replenish();
-            let (any, several) = (!completions.is_empty(), completions.len() > 1);
-            completions.into_iter().for_each(|completion| handle(shared, port, completion, several, sink));
-            any
+            for completion in (0..count).map_while(|_| port.station.next_completion()) {
+                handle(shared, port, completion, count > 1, sink);
+            }
+            count > 0
         }
         Err(error) => {
             // It would fail again at once: the port ends, and a later dial opens another.
@@ -37,15 +38,14 @@ pub(super) fn poll(shared: &Arc<OfiShared>, port: &Arc<Port>, sink: &mut dyn Sin
 
 /// As `poll`, for the payloads of a link.
 pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut dyn Sink) -> bool {
-    let completions = match bulk.station.take_completions() {
-        Ok(completions) => completions,
+    let count = match bulk.station.collect() {
+        Ok(count) => count,
         Err(error) => {
             bulk.give_up(&error);
             return true;
         }
     };
-    let any = !completions.is_empty();
-    for Completion { label, is_send, buffer, result, data } in completions {
+    for Completion { label, is_send, buffer, result, data } in (0..count).map_while(|_| bulk.station.next_completion()) {
         let (Label::Payload { link, .. } | Label::Rma { link, .. } | Label::Slot { link, .. }) = label else { continue };
         let Some(link) = shared.link(link) else { continue };
         match label {
@@ -59,7 +59,7 @@ pub(super) fn poll_bulk(shared: &Arc<OfiShared>, bulk: &BulkEndpoint, sink: &mut
             Label::Message | Label::Sent { .. } => {}
         }
     }
-    any
+    count > 0
 }
 
 /// `several`: there are others in this pass.

@@ -21,7 +21,7 @@ mod tests;
 mod watch;
 mod wire;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -71,7 +71,7 @@ struct OfiShared {
     /// How often a port was opened that is a target of RMA.
     targets: AtomicU32,
     /// Links by their numbers here.
-    links: Mutex<HashMap<u64, Arc<OfiLink>>>,
+    links: Mutex<BTreeMap<u64, Arc<OfiLink>>>,
     /// The numbers of accepted links, by the peer's incarnation and its number: a hello may arrive again.
     accepted: Mutex<HashMap<(u64, u64), u64>>,
     /// Bulk endpoints with payloads under way, which are polled.

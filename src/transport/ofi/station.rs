@@ -74,23 +74,28 @@ impl Station {
         self.cq.fd.is_some()
     }
 
-    /// Takes completions from the provider, which ends the loans among them. True when some wait to be handled. Any thread may
+    /// Takes completions from the provider, which ends the loans among them. Returns how many wait to be handled. Any thread may
     /// call it.
-    pub(super) fn collect(&self) -> io::Result<bool> {
+    pub(super) fn collect(&self) -> io::Result<usize> {
         let mut completions = self.completions.lock();
-        if completions.closed {
-            return Ok(false);
+        let Completions { found, closed } = &mut *completions;
+        if *closed {
+            return Ok(0);
         }
-        let mut found = Vec::new();
-        while found.len() < MAX_TURN && self.cq.poll(&mut found)? {}
-        completions.found.extend(found);
-        Ok(!completions.found.is_empty())
+        let most = found.len() + MAX_TURN;
+        while found.len() < most && self.cq.poll(found)? {}
+        Ok(found.len())
+    }
+
+    /// The first of those that wait to be handled.
+    pub(super) fn next_completion(&self) -> Option<Completion> {
+        self.completions.lock().found.pop_front()
     }
 
     /// What has completed since the last call.
     pub(super) fn take_completions(&self) -> io::Result<VecDeque<Completion>> {
-        let any = self.collect()?;
-        Ok(if any { std::mem::take(&mut self.completions.lock().found) } else { VecDeque::new() })
+        self.collect()?;
+        Ok(std::mem::take(&mut self.completions.lock().found))
     }
 
     /// True when the driver may sleep until the descriptor is readable.

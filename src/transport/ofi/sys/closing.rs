@@ -5,6 +5,7 @@
 //! memory can't: it tries again to close the endpoint, and ends the process when that is hopeless. It must not return, since the
 //! memory would be used for something else, and it may be the thread that drives the engine, so it must not wait for ever.
 
+use std::collections::VecDeque;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -81,7 +82,7 @@ impl ClosingEndpoint {
 
     /// Lets the provider go on: what completes may be what keeps it busy. No one else asks for the completions any more.
     fn complete(&self) {
-        let _ = self.cq.poll(&mut Vec::new());
+        let _ = self.cq.poll(&mut VecDeque::new());
     }
 }
 

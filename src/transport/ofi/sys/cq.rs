@@ -1,5 +1,6 @@
 //! A completion queue.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
@@ -88,7 +89,7 @@ impl Cq {
     }
 
     /// Polls completions, up to a number that bounds the time; false when there are no more.
-    pub fn poll(&self, found: &mut Vec<Completion>) -> io::Result<bool> {
+    pub fn poll(&self, found: &mut VecDeque<Completion>) -> io::Result<bool> {
         let mut room = [const { MaybeUninit::<CqEntry>::uninit() }; BATCH];
         // SAFETY: the queue is open, and its table has this function in all versions.
         let read = unsafe { FidCq::ops(self.as_ptr()) }.read;
@@ -112,7 +113,7 @@ impl Cq {
         Ok(count == BATCH)
     }
 
-    fn poll_error(&self, found: &mut Vec<Completion>) -> io::Result<bool> {
+    fn poll_error(&self, found: &mut VecDeque<Completion>) -> io::Result<bool> {
         let mut entry = CqErrEntry {
             op_context: ptr::null_mut(),
             flags: 0,
