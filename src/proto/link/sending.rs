@@ -13,10 +13,13 @@ const CHUNK_BESIDE_CALLS: usize = 128 << 10;
 /// So many chunks are short after a call.
 const SHORT_CHUNKS: u32 = 16;
 /// Payloads of a link that the peer may be reading from this side's memory at a time: the one that it reads, and the next ones.
-/// More of those that are short, since transports send them together.
+/// More of those that are short, since transports send them together; fewer of those that are long, since the peer has to read all
+/// of them before their memory can be reclaimed.
 const MAX_EXPORTED: isize = 4;
 const MAX_SHORT_EXPORTED: isize = 16;
+const MAX_LONG_EXPORTED: isize = 2;
 const SHORT: usize = 64 << 10;
+const LONG: usize = 1 << 20;
 /// A send buffer that has grown beyond this is freed, not reused.
 const KEEP: usize = 64 << 10;
 
@@ -75,8 +78,14 @@ impl<E: Env> PeerLink<E> {
 
     /// Whether the next chunk may be sent while so many are exported.
     fn may_stream_beside(&self, exported: isize) -> bool {
-        let next = self.streams.next_len();
-        next.is_some_and(|len| exported < if len > SHORT { MAX_EXPORTED } else { MAX_SHORT_EXPORTED })
+        self.streams.next_len().is_some_and(|len| {
+            let most = match len.min(self.longest_chunk()) {
+                ..=SHORT => MAX_SHORT_EXPORTED,
+                ..=LONG => MAX_EXPORTED,
+                _ => MAX_LONG_EXPORTED,
+            };
+            exported < most
+        })
     }
 
     pub(super) fn is_flushed(&self) -> bool {
@@ -139,12 +148,16 @@ impl<E: Env> PeerLink<E> {
         Some(Output::Transmit { link: id, carrier: self.carrier.clone(), bytes, payload, more })
     }
 
+    fn longest_chunk(&self) -> usize {
+        if self.short_chunks > 0 { self.chunk.min(CHUNK_BESIDE_CALLS) } else { self.chunk }
+    }
+
     fn next_chunk(&mut self, calls: u64) -> Option<Chunk<E::Memory>> {
         // The call that a transfer belongs to came before its first chunk.
         if self.calls_before.is_some_and(|before| before != calls) {
             self.short_chunks = SHORT_CHUNKS;
         }
-        let most = if self.short_chunks > 0 { self.chunk.min(CHUNK_BESIDE_CALLS) } else { self.chunk };
+        let most = self.longest_chunk();
         self.short_chunks = self.short_chunks.saturating_sub(1);
         let next = self.streams.next(most);
         self.calls_before = (!self.streams.is_empty()).then_some(calls);

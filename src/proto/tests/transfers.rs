@@ -277,10 +277,20 @@ fn transfer_on_a_connection_lost_at_any_point_ends() {
     }
 }
 
-/// The peer reads a bounded number of payloads from this side's memory at a time: more of them where they are short.
+/// The peer reads a bounded number of payloads from this side's memory at a time: more of them where they are short, fewer where
+/// they are long.
 #[test]
 fn payloads_that_the_peer_reads_are_bounded() {
-    for (len, most) in [(1 << 20, 4), ((64 << 10) + 1, 4), (64 << 10, 16), (100, 16)] {
+    let mib = 1 << 20;
+    for (len, chunk, most) in [
+        (3 * mib, 2 * mib, 2),
+        (mib + 1, 2 * mib, 2),
+        (mib, 2 * mib, 4),
+        (3 * mib, mib, 4),
+        ((64 << 10) + 1, mib, 4),
+        (64 << 10, mib, 16),
+        (100, mib, 16),
+    ] {
         for lent in [0, most - 1, most, most + 1] {
             let mut net = Net::pair();
             let source = pattern(3, len);
@@ -288,11 +298,12 @@ fn payloads_that_the_peer_reads_are_bounded() {
             net.call(0, 1, call("first"));
             net.settle();
             let link = net.hosts[1].proto.links.keys().next().unwrap();
+            net.with_host(1, |host| host.proto.set_chunk(link, chunk));
             (0..lent).for_each(|_| net.with_host(1, |host| host.proto.handle_sent(link, Vec::new(), true)));
             let target = Mem::new(vec![0; len]);
             let op = net.pull(0, 1, TOKEN, 0, &target);
             net.advance(MOMENT);
-            assert_eq!(net.hosts[0].is_done(op), lent < most, "{len} bytes, while {lent} payloads are lent");
+            assert_eq!(net.hosts[0].is_done(op), lent < most, "{len} bytes, by {chunk}, while {lent} payloads are lent");
             for _ in 0..lent {
                 net.with_host(1, |host| host.proto.handle_returned(link));
             }

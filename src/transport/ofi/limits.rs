@@ -74,7 +74,7 @@ pub(super) const STALL: Duration = Duration::from_secs(30);
 /// emulated.
 pub(super) const SELF_TEST: Duration = Duration::from_secs(5);
 
-/// Parts of one transfer by RMA that may be under way, of up to so many bytes; and of all transfers of a link.
+/// Longest part of a transfer by RMA; how many parts of one transfer may be under way, and of all transfers of a link.
 pub(super) const PART: usize = 1 << 20;
 pub(super) const PARTS: usize = 4;
 pub(super) const MAX_PARTS: usize = 16;
