@@ -80,8 +80,8 @@ impl<E: Env> PeerLink<E> {
     fn may_stream_beside(&self, exported: isize) -> bool {
         self.streams.next_len().is_some_and(|len| {
             let most = match len.min(self.longest_chunk()) {
-                ..=SHORT => MAX_SHORT_EXPORTED,
-                ..=LONG => MAX_EXPORTED,
+                len if len <= SHORT => MAX_SHORT_EXPORTED,
+                len if len <= LONG => MAX_EXPORTED,
                 _ => MAX_LONG_EXPORTED,
             };
             exported < most
