@@ -15,8 +15,8 @@
 
 use std::mem;
 
+use postcard::Error;
 use postcard::de_flavors::Slice;
-use postcard::{Error, Result};
 use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
@@ -66,6 +66,27 @@ pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> std::result::Re
 /// refuse.
 pub(super) type AskForMemory<'a> = &'a mut dyn FnMut(usize) -> Option<usize>;
 
+/// The bytes are refused; [`Bounded`] has the reason. An error of any size would lie in each result between its tag and the value,
+/// and a value that a function returns would be copied around it in pieces: for a list of structs that takes twice as long.
+#[derive(Debug)]
+struct Refused;
+
+type Result<T> = std::result::Result<T, Refused>;
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the value can't be decoded")
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl de::Error for Refused {
+    fn custom<T: std::fmt::Display>(_message: T) -> Refused {
+        Refused
+    }
+}
+
 /// Postcard's deserializer, and what is left of the bounds.
 struct Bounded<'de, 'm> {
     postcard: postcard::Deserializer<'de, Slice<'de>>,
@@ -78,8 +99,10 @@ struct Bounded<'de, 'm> {
     /// Bytes, already counted, of the memory that the value which is being decoded is stored in.
     container: usize,
     more: AskForMemory<'m>,
-    /// The bound that was exceeded: postcard's errors can't carry it.
+    /// The bound that was exceeded.
     exceeded: Option<Bound>,
+    /// What else is wrong.
+    error: Error,
     /// Number of variants of the enum that is being decoded.
     variants: u32,
 }
@@ -109,17 +132,18 @@ impl<'de, 'm> Bounded<'de, 'm> {
             container,
             more,
             exceeded: None,
+            error: Error::SerdeDeCustom,
             variants: 0,
         }
     }
 
     #[inline]
     fn finish<T>(self, decoded: Result<T>) -> std::result::Result<(T, usize), String> {
-        let Bounded { postcard, len, exceeded, memory, .. } = self;
+        let Bounded { postcard, len, exceeded, error, memory, .. } = self;
         let rest = postcard.finalize();
         match decoded {
             Ok(value) if exceeded.is_none() && matches!(rest, Ok([])) => Ok((value, memory)),
-            decoded => Err(explain(std::any::type_name::<T>(), len, exceeded, decoded.and(rest))),
+            decoded => Err(explain(std::any::type_name::<T>(), len, exceeded, decoded.map_err(|Refused| error).and(rest))),
         }
     }
 
@@ -131,15 +155,20 @@ impl<'de, 'm> Bounded<'de, 'm> {
         }
         let container = self.container;
         if size_of::<T>() > container {
-            // The value is larger than its container, so it is most likely in a box.
-            self.count(size_of::<T>() + ALLOCATION)?;
-            self.container = size_of::<T>();
+            self.enter_box(size_of::<T>())?;
         }
         self.levels -= 1;
         let decoded = inside(self);
         self.levels += 1;
         self.container = container;
         decoded
+    }
+
+    /// A value of so many bytes is larger than its container, so it is most likely in a box.
+    #[cold]
+    fn enter_box(&mut self, size: usize) -> Result<()> {
+        self.container = size;
+        self.count(size + ALLOCATION)
     }
 
     /// Accounts for so many more bytes of memory.
@@ -164,7 +193,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
     /// time.
     #[inline]
     fn decode_length(&mut self) -> Result<usize> {
-        let length = usize::deserialize(&mut self.postcard)?;
+        let length: usize = self.primitive()?;
         match self.elements.checked_sub(length) {
             Some(elements) => {
                 self.elements = elements;
@@ -177,10 +206,25 @@ impl<'de, 'm> Bounded<'de, 'm> {
         }
     }
 
+    /// Decodes a primitive value.
+    #[inline]
+    fn primitive<T: Deserialize<'de>>(&mut self) -> Result<T> {
+        T::deserialize(&mut self.postcard).map_err(|error| self.refuse(error))
+    }
+
+    /// Decodes a text or some bytes that the value will own.
+    #[inline]
+    fn owned<T: Deserialize<'de> + AsRef<[u8]>>(&mut self) -> Result<T> {
+        let bytes: T = self.primitive()?;
+        self.count(if bytes.as_ref().is_empty() { 0 } else { ALLOCATION })?;
+        Ok(bytes)
+    }
+
     /// The bytes that are still to be decoded.
     #[inline]
     fn rest(&mut self) -> Result<&'de [u8]> {
-        let rest = mem::replace(&mut self.postcard, postcard::Deserializer::from_bytes(&[])).finalize()?;
+        let rest = mem::replace(&mut self.postcard, postcard::Deserializer::from_bytes(&[])).finalize();
+        let rest = rest.map_err(|error| self.refuse(error))?;
         self.postcard = postcard::Deserializer::from_bytes(rest);
         Ok(rest)
     }
@@ -191,19 +235,25 @@ impl<'de, 'm> Bounded<'de, 'm> {
         let mut rest = self.rest()?;
         let decoded = (plain.decode)(count, &mut rest);
         self.postcard = postcard::Deserializer::from_bytes(rest);
-        decoded
+        decoded.map_err(|error| self.refuse(error))
     }
 
     #[cold]
-    fn exceed(&mut self, bound: Bound) -> Error {
+    fn refuse(&mut self, error: Error) -> Refused {
+        self.error = error;
+        Refused
+    }
+
+    #[cold]
+    fn exceed(&mut self, bound: Bound) -> Refused {
         self.exceeded = Some(bound);
-        Error::SerdeDeCustom
+        Refused
     }
 }
 
 /// Why `len` bytes were refused. The exceeded bound is reported even where a `Deserialize` impl has discarded the error.
 #[cold]
-fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: Result<&[u8]>) -> String {
+fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: postcard::Result<&[u8]>) -> String {
     match (exceeded, rest) {
         (Some(Bound::Depth), _) => format!("nested deeper than {MAX_DEPTH} levels"),
         (Some(Bound::Elements), _) => format!("more elements than {len} bytes can hold"),
@@ -221,12 +271,11 @@ fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: Result<&[u8]>) -
     }
 }
 
-/// Primitive values.
-macro_rules! forward_to_postcard {
-    ($($method:ident)*) => {$(
+macro_rules! primitives {
+    ($($method:ident $visit:ident($type:ty);)*) => {$(
         #[inline]
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-            self.postcard.$method(visitor)
+            visitor.$visit(self.primitive::<$type>()?)
         }
     )*};
 }
@@ -242,46 +291,55 @@ macro_rules! reject_as_undescribed {
 }
 
 impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
-    type Error = Error;
+    type Error = Refused;
 
-    forward_to_postcard! {
-        deserialize_bool
-        deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
-        deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
-        deserialize_f32 deserialize_f64 deserialize_char
-        deserialize_str deserialize_bytes
-        deserialize_unit
+    primitives! {
+        deserialize_bool visit_bool(bool);
+        deserialize_i8 visit_i8(i8);
+        deserialize_i16 visit_i16(i16);
+        deserialize_i32 visit_i32(i32);
+        deserialize_i64 visit_i64(i64);
+        deserialize_i128 visit_i128(i128);
+        deserialize_u8 visit_u8(u8);
+        deserialize_u16 visit_u16(u16);
+        deserialize_u32 visit_u32(u32);
+        deserialize_u64 visit_u64(u64);
+        deserialize_u128 visit_u128(u128);
+        deserialize_f32 visit_f32(f32);
+        deserialize_f64 visit_f64(f64);
+        deserialize_char visit_char(char);
+        deserialize_str visit_borrowed_str(&'de str);
+        deserialize_bytes visit_borrowed_bytes(&'de [u8]);
     }
 
     reject_as_undescribed! { deserialize_any deserialize_identifier deserialize_ignored_any }
 
     #[inline]
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        let mut allocates = false;
-        let decoded = self.postcard.deserialize_string(Owned { visitor, allocates: &mut allocates })?;
-        self.count(if allocates { ALLOCATION } else { 0 })?;
-        Ok(decoded)
+        visitor.visit_borrowed_str(self.owned::<&'de str>()?)
     }
 
     #[inline]
     fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        let mut allocates = false;
-        let decoded = self.postcard.deserialize_byte_buf(Owned { visitor, allocates: &mut allocates })?;
-        self.count(if allocates { ALLOCATION } else { 0 })?;
-        Ok(decoded)
+        visitor.visit_borrowed_bytes(self.owned::<&'de [u8]>()?)
     }
 
     #[inline]
-    fn deserialize_unit_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value> {
-        self.postcard.deserialize_unit_struct(name, visitor)
+    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_unit()
+    }
+
+    #[inline]
+    fn deserialize_unit_struct<V: Visitor<'de>>(self, _name: &'static str, visitor: V) -> Result<V::Value> {
+        visitor.visit_unit()
     }
 
     #[inline]
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        match u8::deserialize(&mut self.postcard)? {
+        match self.primitive::<u8>()? {
             0 => visitor.visit_none(),
             1 => self.descend(|inside| visitor.visit_some(inside)),
-            _ => Err(Error::DeserializeBadOption),
+            _ => Err(self.refuse(Error::DeserializeBadOption)),
         }
     }
 
@@ -343,44 +401,6 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     }
 }
 
-/// Records whether the decoded value takes an allocation of its own.
-struct Owned<'a, V> {
-    visitor: V,
-    allocates: &'a mut bool,
-}
-
-impl<'de, V: Visitor<'de>> Visitor<'de> for Owned<'_, V> {
-    type Value = V::Value;
-
-    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.visitor.expecting(formatter)
-    }
-
-    #[inline]
-    fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<V::Value, E> {
-        *self.allocates = !text.is_empty();
-        self.visitor.visit_str(text)
-    }
-
-    #[inline]
-    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> std::result::Result<V::Value, E> {
-        *self.allocates = !text.is_empty();
-        self.visitor.visit_borrowed_str(text)
-    }
-
-    #[inline]
-    fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> std::result::Result<V::Value, E> {
-        *self.allocates = !bytes.is_empty();
-        self.visitor.visit_bytes(bytes)
-    }
-
-    #[inline]
-    fn visit_borrowed_bytes<E: de::Error>(self, bytes: &'de [u8]) -> std::result::Result<V::Value, E> {
-        *self.allocates = !bytes.is_empty();
-        self.visitor.visit_borrowed_bytes(bytes)
-    }
-}
-
 /// How often an element's size counts: elements of a tuple or struct lie in it, and are counted with it; those of a list take
 /// memory of their own; those of a map twice as much, as its table has free slots.
 const IN_PLACE: usize = 0;
@@ -412,7 +432,7 @@ impl<const TIMES: usize> BoundedElements<&mut Bounded<'_, '_>, TIMES> {
 }
 
 impl<'de, const TIMES: usize> de::SeqAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TIMES> {
-    type Error = Error;
+    type Error = Refused;
 
     #[inline]
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
@@ -429,7 +449,7 @@ impl<'de, const TIMES: usize> de::SeqAccess<'de> for BoundedElements<&mut Bounde
 }
 
 impl<'de, const TIMES: usize> de::MapAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TIMES> {
-    type Error = Error;
+    type Error = Refused;
 
     #[inline]
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
@@ -452,12 +472,12 @@ impl<'de, const TIMES: usize> de::MapAccess<'de> for BoundedElements<&mut Bounde
 }
 
 impl<'de> de::EnumAccess<'de> for &mut Bounded<'de, '_> {
-    type Error = Error;
+    type Error = Refused;
     type Variant = Self;
 
     #[inline]
     fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self)> {
-        let variant = u32::deserialize(&mut self.postcard)?;
+        let variant: u32 = self.primitive()?;
         // `#[serde(other)]` would accept the number, and leave the variant's content unread.
         if variant >= self.variants && self.variants > 0 {
             return Err(self.exceed(Bound::Variant(variant)));
@@ -468,7 +488,7 @@ impl<'de> de::EnumAccess<'de> for &mut Bounded<'de, '_> {
 
 /// The enum counts as a level; its variant does not count again.
 impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
-    type Error = Error;
+    type Error = Refused;
 
     #[inline]
     fn unit_variant(self) -> Result<()> {

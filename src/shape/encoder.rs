@@ -483,6 +483,9 @@ impl ser::SerializeMap for EncodedEntries<'_, '_> {
 }
 
 /// The elements of a tuple, or the fields of a struct.
+///
+/// The compiler keeps this in registers while the parts that were known before are encoded, as long as its address is never taken.
+/// So what is rare works on a copy of [`PartsLearned`], and returns it.
 struct EncodedParts<'l, 'a> {
     look_ahead: &'l mut LookAhead<'a>,
     /// The known parts that are still to come.
@@ -490,7 +493,13 @@ struct EncodedParts<'l, 'a> {
     /// Number of elements of the last run that are left; their position is `part`.
     left: u32,
     part: NodeIndex,
-    /// The position of the tuple or struct itself.
+    learned: PartsLearned,
+}
+
+/// What a tuple or struct needs to know when it shows something new.
+#[derive(Clone, Copy)]
+struct PartsLearned {
+    /// Its position.
     at: NodeIndex,
     /// Whether it was not known before. Then `run` is the part that the last element belongs to, and `used` how many elements
     /// it had.
@@ -506,10 +515,11 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
             Some(parts) => (parts, at, false),
             None => (&[][..], look_ahead.settle(at, ty, kind, name).unwrap_or(DONE), true),
         };
-        EncodedParts { look_ahead, known: parts.iter(), left: 0, part: DONE, at, learning, run: 0, used: 0 }
+        let learned = PartsLearned { at, learning, run: 0, used: 0 };
+        EncodedParts { look_ahead, known: parts.iter(), left: 0, part: DONE, learned }
     }
 
-    #[inline]
+    #[inline(always)]
     fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), EncodeError> {
         if self.left == 0 {
             (self.left, self.part) = match self.known.next() {
@@ -521,26 +531,57 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
         self.look_ahead.part(value, self.part)
     }
 
-    #[inline]
+    #[inline(always)]
     fn field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), EncodeError> {
         let at = match self.known.next() {
             Some(part) if same(part.name, name) => part.at,
-            Some(_) => self.fail(false),
+            Some(_) => {
+                self.known = [].iter();
+                self.learned = self.learned.fail(self.look_ahead, false);
+                DONE
+            }
             None => self.learn("", Some(name)),
         };
         self.look_ahead.part(value, at)
     }
 
+    #[inline(always)]
+    fn learn(&mut self, ty: &'static str, field: Option<&'static str>) -> NodeIndex {
+        let (learned, at) = self.learned.learn(self.look_ahead, ty, field);
+        self.learned = learned;
+        at
+    }
+
+    #[inline]
+    fn finish(self) -> Result<(), EncodeError> {
+        if self.learned.learning || self.left > 0 || self.known.len() > 0 {
+            self.learned.seal(self.look_ahead);
+        }
+        Ok(())
+    }
+
+    /// A skipped field is an error: the receiver would decode the next field in its place.
+    fn skip(&mut self, key: &'static str) -> Result<(), EncodeError> {
+        self.learned.skip(self.look_ahead, key)
+    }
+}
+
+impl PartsLearned {
     /// The position of an element, or of the field of this name, which was not known before.
     #[cold]
-    fn learn(&mut self, ty: &'static str, field: Option<&'static str>) -> NodeIndex {
+    fn learn(
+        mut self,
+        look_ahead: &mut LookAhead<'_>,
+        ty: &'static str,
+        field: Option<&'static str>,
+    ) -> (PartsLearned, NodeIndex) {
         if self.at == DONE {
-            return DONE;
+            return (self, DONE);
         }
         if !self.learning {
-            return self.fail(true);
+            return (self.fail(look_ahead, true), DONE);
         }
-        let node = self.look_ahead.known().node(self.at);
+        let node = look_ahead.known().node(self.at);
         let (end, is_used_up) = (node.parts.len() as u32, |part: &KnownPart| part.number == self.used);
         if self.run + 1 < end && node.parts.get(self.run as usize).is_some_and(is_used_up) {
             (self.run, self.used) = (self.run + 1, 0);
@@ -548,62 +589,53 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
         let at = match node.parts.get(self.run as usize) {
             Some(part) if self.used < part.number => {
                 if field.is_some_and(|name| name != part.name) {
-                    return self.fail(false);
+                    return (self.fail(look_ahead, false), DONE);
                 }
                 part.at
             }
-            _ if node.sealed => return self.fail(true),
+            _ if node.sealed => return (self.fail(look_ahead, true), DONE),
             _ => {
-                let known = self.look_ahead.grow();
+                let known = look_ahead.grow();
                 if let Some(at) = known.join(self.at, ty) {
                     at
                 } else if let Some(at) = known.add(self.at, end as usize, 1, field.unwrap_or(ty)) {
                     (self.run, self.used) = (end, 0);
                     at
                 } else {
-                    self.at = self.look_ahead.cut(self.at);
-                    return DONE;
+                    self.at = look_ahead.cut(self.at);
+                    return (self, DONE);
                 }
             }
         };
         self.used += 1;
-        at
+        (self, at)
     }
 
     /// Records that the value is another tuple or struct.
     #[cold]
-    fn fail(&mut self, but_for_names: bool) -> NodeIndex {
-        self.look_ahead.contradict(self.at, but_for_names);
-        (self.known, self.left, self.at) = ([].iter(), 0, DONE);
-        DONE
-    }
-
-    #[inline]
-    fn finish(mut self) -> Result<(), EncodeError> {
-        if self.learning || self.left > 0 || self.known.len() > 0 {
-            self.seal();
-        }
-        Ok(())
+    fn fail(mut self, look_ahead: &mut LookAhead<'_>, but_for_names: bool) -> PartsLearned {
+        look_ahead.contradict(self.at, but_for_names);
+        self.at = DONE;
+        self
     }
 
     #[cold]
-    fn seal(&mut self) {
+    fn seal(self, look_ahead: &mut LookAhead<'_>) {
         if self.at == DONE {
             return;
         }
-        let node = self.look_ahead.known().node(self.at);
+        let node = look_ahead.known().node(self.at);
         let last = node.parts.last();
         if !self.learning || self.run as usize + 1 < node.parts.len() || last.is_some_and(|part| part.number != self.used) {
-            self.fail(true);
+            self.fail(look_ahead, true);
         } else if !node.sealed {
-            self.look_ahead.grow().node_mut(self.at).sealed = true;
+            look_ahead.grow().node_mut(self.at).sealed = true;
         }
     }
 
-    /// A skipped field is an error: the receiver would decode the next field in its place.
     #[cold]
-    fn skip(&mut self, key: &'static str) -> Result<(), EncodeError> {
-        let name = self.look_ahead.known().nodes.get(self.at as usize).map_or("", |node| node.name);
+    fn skip(self, look_ahead: &LookAhead<'_>, key: &'static str) -> Result<(), EncodeError> {
+        let name = look_ahead.known().nodes.get(self.at as usize).map_or("", |node| node.name);
         Err(ser::Error::custom(format_args!(
             "the field `{key}` of `{name}` is left out, as `#[serde(skip_serializing_if)]` does, and the format has no names by \
              which the receiver could tell: remove the attribute, or make it `skip`"
@@ -617,7 +649,7 @@ macro_rules! compounds {
             type Ok = ();
             type Error = EncodeError;
 
-            #[inline]
+            #[inline(always)]
             fn $method<T: Serialize + ?Sized>(&mut self, $($key: &'static str,)? value: &T) -> Result<(), EncodeError> {
                 self.$helper($($key,)? value)
             }

@@ -101,6 +101,55 @@ fn decode_list_of_numbers() {
     repeat(|| assert_eq!(crate::rpc::decode::<Vec<u64>>(black_box(&body)).unwrap().len(), 8 << 10));
 }
 
+/// Points in space, as arrays and as structs.
+fn points() -> Vec<[f32; 3]> {
+    (0..4 << 10).map(|i| [i as f32, 0.5, -1.0]).collect()
+}
+
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Particle {
+    id: u64,
+    position: [f64; 3],
+    velocity: [f64; 3],
+    charge: f32,
+    alive: bool,
+}
+
+fn particles() -> Vec<Particle> {
+    let particle = |i| Particle { id: i, position: [0.5, i as f64, 2.0], velocity: [1.0; 3], charge: -1.0, alive: true };
+    (0..1 << 10).map(particle).collect()
+}
+
+#[test]
+fn encode_list_of_points() {
+    let (list, known, mut body) = (points(), known(), Vec::new());
+    repeat(|| {
+        body.clear();
+        assert!(matches!(known.0.encode(black_box(&list), &mut body, &known.1), Ok(Encoded::As(_))));
+    });
+}
+
+#[test]
+fn decode_list_of_points() {
+    let body = postcard::to_stdvec(&points()).unwrap();
+    repeat(|| assert_eq!(crate::rpc::decode::<Vec<[f32; 3]>>(black_box(&body)).unwrap().len(), 4 << 10));
+}
+
+#[test]
+fn encode_list_of_particles() {
+    let (list, known, mut body) = (particles(), known(), Vec::new());
+    repeat(|| {
+        body.clear();
+        assert!(matches!(known.0.encode(black_box(&list), &mut body, &known.1), Ok(Encoded::As(_))));
+    });
+}
+
+#[test]
+fn decode_list_of_particles() {
+    let body = postcard::to_stdvec(&particles()).unwrap();
+    repeat(|| assert_eq!(crate::rpc::decode::<Vec<Particle>>(black_box(&body)).unwrap().len(), 1 << 10));
+}
+
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 enum Kind {
     Plain,
