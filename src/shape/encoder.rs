@@ -232,8 +232,11 @@ impl<'l, 'a> Position<'l, 'a> {
     fn numbers<T: Plain + Serialize>(mut self, numbers: &[T]) -> Result<(), EncodeError> {
         self.length(Some(numbers.len()), "a sequence")?;
         let [at] = self.inside(KnownKind::Seq);
-        if !numbers.is_empty() {
-            Position { look_ahead: self.look_ahead, at, ty: type_name::<&T>() }.leaf(T::LEAF);
+        if let Some(first) = numbers.first() {
+            // It shows what all of them show.
+            let len = self.look_ahead.out.len();
+            self.look_ahead.part(&first, at)?;
+            self.look_ahead.out.truncate(len);
         }
         T::encode(numbers, self.look_ahead.out);
         Ok(())

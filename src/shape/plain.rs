@@ -1,4 +1,4 @@
-//! Sequences of numbers, encoded and decoded as a whole.
+//! Sequences of numbers, and of points, which are arrays of a few floats, encoded and decoded as a whole.
 //!
 //! Serde hands elements over one at a time, a nanosecond or more for each. The bytes of most numbers on the wire are those in
 //! memory, so a whole slice can be copied. What is known here is only the type: that a sequence is a `Vec` or a slice of
@@ -9,19 +9,17 @@
 use std::any::TypeId;
 use std::mem::{self, ManuallyDrop};
 
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
 use postcard::{Error, Result};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::forward_to_deserialize_any;
 use serde::ser::{Serialize, Serializer};
 
-use super::Leaf;
 use super::wire::encode_number;
 use crate::copy;
 
 /// A type of elements.
 pub(super) trait Plain: Copy + 'static {
-    const LEAF: Leaf;
     /// The least number of bytes that an element takes on the wire.
     const MIN_SIZE: usize;
 
@@ -47,9 +45,8 @@ fn copied<T: Pod>(bytes: &[u8]) -> Vec<T> {
 }
 
 macro_rules! copied {
-    ($($ty:ty: $leaf:ident,)*) => {$(
+    ($($ty:ty)*) => {$(
         impl Plain for $ty {
-            const LEAF: Leaf = Leaf::$leaf;
             const MIN_SIZE: usize = size_of::<$ty>();
 
             fn encode(elements: &[$ty], out: &mut Vec<u8>) {
@@ -69,13 +66,28 @@ macro_rules! copied {
                 Ok(elements.iter().map(|element| <$ty>::from_le_bytes(*element)).collect())
             }
         }
+
+        impl<const N: usize> Plain for [$ty; N] {
+            const MIN_SIZE: usize = size_of::<[$ty; N]>();
+
+            fn encode(elements: &[[$ty; N]], out: &mut Vec<u8>) {
+                Plain::encode(elements.as_flattened(), out);
+            }
+
+            fn decode(count: usize, rest: &mut &[u8]) -> Result<Vec<[$ty; N]>> {
+                if cfg!(target_endian = "little") {
+                    return Ok(copied(split(rest, count * size_of::<[$ty; N]>())?));
+                }
+                let elements = <$ty>::decode(count * N, rest)?;
+                Ok(elements.as_chunks().0.to_vec())
+            }
+        }
     )*};
 }
 
-copied! { u8: U8, i8: I8, f32: F32, f64: F64, }
+copied! { u8 i8 f32 f64 }
 
 impl Plain for bool {
-    const LEAF: Leaf = Leaf::Bool;
     const MIN_SIZE: usize = 1;
 
     fn encode(elements: &[bool], out: &mut Vec<u8>) {
@@ -207,9 +219,8 @@ fn decode_numbers<T: Copy>(bits: u32, count: usize, rest: &mut &[u8], from_wire:
 }
 
 macro_rules! numbers {
-    ($($ty:ty: $leaf:ident $to_wire:expr, $from_wire:expr;)*) => {$(
+    ($($ty:ty: $to_wire:expr, $from_wire:expr;)*) => {$(
         impl Plain for $ty {
-            const LEAF: Leaf = Leaf::$leaf;
             const MIN_SIZE: usize = 1;
 
             fn encode(elements: &[$ty], out: &mut Vec<u8>) {
@@ -234,12 +245,12 @@ fn unzigzag(number: u64) -> i64 {
 }
 
 numbers! {
-    u16: U16 u64::from, |number| number as u16;
-    u32: U32 u64::from, |number| number as u32;
-    u64: U64 |value| value, |number| number;
-    i16: I16 |value| zigzag(value.into()), |number| unzigzag(number) as i16;
-    i32: I32 |value| zigzag(value.into()), |number| unzigzag(number) as i32;
-    i64: I64 zigzag, unzigzag;
+    u16: u64::from, |number| number as u16;
+    u32: u64::from, |number| number as u32;
+    u64: |value| value, |number| number;
+    i16: |value| zigzag(value.into()), |number| unzigzag(number) as i16;
+    i32: |value| zigzag(value.into()), |number| unzigzag(number) as i32;
+    i64: zigzag, unzigzag;
 }
 
 /// Sends 64 bits; a receiver of 32 must check each element.
@@ -248,15 +259,24 @@ mod pointer_sized {
     use super::*;
 
     numbers! {
-        usize: U64 |value| value as u64, |number| number as usize;
-        isize: I64 |value| zigzag(value as i64), |number| unzigzag(number) as isize;
+        usize: |value| value as u64, |number| number as usize;
+        isize: |value| zigzag(value as i64), |number| unzigzag(number) as isize;
     }
 }
 
-/// Calls a macro with the types of elements.
+/// Calls a macro with the types of elements whose bytes on the wire are those in memory, where that is little endian.
+macro_rules! for_each_copied {
+    ($then:ident!) => {
+        $then!(u8 i8 bool f32 f64 [f32; 2] [f32; 3] [f32; 4] [f64; 2] [f64; 3] [f64; 4]);
+    };
+}
+pub(super) use for_each_copied;
+
+/// Calls a macro with all types of elements.
 macro_rules! for_each_plain {
     ($then:ident!) => {
-        $then!(u8 i8 bool f32 f64 u16 u32 u64 i16 i32 i64);
+        $crate::shape::plain::for_each_copied!($then!);
+        $then!(u16 u32 u64 i16 i32 i64);
         #[cfg(target_pointer_width = "64")]
         $then!(usize isize);
     };
@@ -283,7 +303,8 @@ pub(super) fn slice_of<I, T: Plain>(sequence: &I) -> Option<&[T]> {
 ///
 /// It encodes as a list of one number, or as an empty text, which shows of the type what the whole list shows.
 pub(crate) struct InPlace<'a> {
-    leaf: Leaf,
+    /// The type of its elements; `str` for a text.
+    of: TypeId,
     /// Numbers, or bytes of the text.
     count: usize,
     pub bytes: &'a [u8],
@@ -297,7 +318,7 @@ impl<'a> InPlace<'a> {
             ($($ty:ty)*) => {
                 $(if let Some(numbers) = slice_of::<&A, $ty>(value) {
                     return Some(InPlace {
-                        leaf: <$ty>::LEAF,
+                        of: TypeId::of::<$ty>(),
                         count: numbers.len(),
                         bytes: bytemuck::cast_slice(numbers),
                     });
@@ -305,10 +326,10 @@ impl<'a> InPlace<'a> {
             };
         }
         if cfg!(target_endian = "little") {
-            find!(u8 i8 bool f32 f64);
+            for_each_copied!(find!);
         }
         let text = text_of(value)?;
-        Some(InPlace { leaf: Leaf::Str, count: text.len(), bytes: text.as_bytes() })
+        Some(InPlace { of: TypeId::of::<str>(), count: text.len(), bytes: text.as_bytes() })
     }
 
     /// What stands before the bytes on the wire.
@@ -321,14 +342,15 @@ impl<'a> InPlace<'a> {
 
 impl Serialize for InPlace<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        match self.leaf {
-            Leaf::U8 => [0u8][..].serialize(serializer),
-            Leaf::I8 => [0i8][..].serialize(serializer),
-            Leaf::Bool => [false][..].serialize(serializer),
-            Leaf::F32 => [0f32][..].serialize(serializer),
-            Leaf::F64 => [0f64][..].serialize(serializer),
-            _ => serializer.serialize_str(""),
+        macro_rules! show {
+            ($($ty:ty)*) => {
+                $(if self.of == TypeId::of::<$ty>() {
+                    return [<$ty>::zeroed()][..].serialize(serializer);
+                })*
+            };
         }
+        for_each_copied!(show!);
+        serializer.serialize_str("")
     }
 }
 

@@ -69,6 +69,12 @@ fn lists_of_numbers_have_the_bytes_of_postcard() {
     check(&[true, false, true, true, false]);
     check(&[0.0, -0.0, 1.5, f32::NAN, f32::INFINITY, f32::MIN_POSITIVE]);
     check(&[0.0, -0.0, 1.5, f64::NAN, f64::NEG_INFINITY, f64::MAX]);
+    check(&[[0.0, f32::NAN], [1.5, -0.0]]);
+    check(&[[1f32, 2.0, 3.0], [4.0, 5.0, 6.0], [f32::NAN; 3]]);
+    check(&[[0.5f32; 4], [1.5; 4]]);
+    check(&[[0.0, f64::MAX], [f64::NAN, -0.0]]);
+    check(&[[1f64, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0; 3]]);
+    check(&[[0.5f64; 4], [1.5; 4]]);
     // At each border between lengths, and with runs of short numbers before and after.
     let numbers: Vec<u64> =
         (0..64).flat_map(|bit| [(1 << bit) - 1, 1 << bit, 1, 2, 3, 4, 5, 6, 7, 8, 9]).chain([u64::MAX]).collect();
@@ -99,6 +105,12 @@ fn bytes_in_memory_are_those_on_the_wire_and_show_the_same_shape() {
         check_in_place(&vec![true; len]);
         check_in_place(&vec![0.5f32; len]);
         check_in_place(&vec![0.5f64; len][..]);
+        check_in_place(&vec![[0.5f32, 1.0]; len]);
+        check_in_place(&vec![[0.5f32, 1.0, 2.0]; len][..]);
+        check_in_place(&vec![[0.5f32; 4]; len]);
+        check_in_place(&vec![[0.5f64, 1.0]; len]);
+        check_in_place(&vec![[0.5f64, 1.0, 2.0]; len]);
+        check_in_place(&vec![[0.5f64; 4]; len]);
         check_in_place(&"ä".repeat(len));
         check_in_place(&"ä".repeat(len)[..]);
     }
@@ -110,6 +122,8 @@ fn other_types_are_copied() {
     assert!(InPlace::of(&&vec![7u64; 100]).is_none());
     assert!(InPlace::of(&&vec!['a'; 100]).is_none());
     assert!(InPlace::of(&&[7u8; 100]).is_none());
+    assert!(InPlace::of(&&[0.5f64; 3]).is_none());
+    assert!(InPlace::of(&&vec![(0.5f64, 0.5f64); 100]).is_none());
     assert!(InPlace::of(&&(vec![7u8; 100],)).is_none());
     assert!(InPlace::of(&&std::sync::Mutex::new(String::new())).is_none());
 }
@@ -138,6 +152,8 @@ fn type_with_an_encoding_of_its_own_keeps_it() {
     assert!(!decoder_is_used::<Vec<Digit>>());
     // A set of numbers is no `Vec`.
     assert!(!decoder_is_used::<std::collections::HashSet<u8>>());
+    // Nor are structs and tuples, whose memory may have another order, or gaps.
+    assert!(!decoder_is_used::<Vec<(f32, f32)>>() && !decoder_is_used::<Vec<[u16; 3]>>() && !decoder_is_used::<[f64; 3]>());
     assert!(!decoder_is_used::<Vec<u128>>() && !decoder_is_used::<Vec<char>>() && !decoder_is_used::<String>());
 }
 
@@ -208,6 +224,8 @@ proptest! {
         compare::<isize>(&bytes);
         compare::<f32>(&bytes);
         compare::<f64>(&bytes);
+        compare::<[f32; 2]>(&bytes);
+        compare::<[f64; 3]>(&bytes);
     }
 
     #[test]
