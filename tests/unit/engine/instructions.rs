@@ -101,7 +101,7 @@ fn decode_list_of_numbers() {
     repeat(|| assert_eq!(crate::rpc::decode::<Vec<u64>>(black_box(&body)).unwrap().len(), 8 << 10));
 }
 
-/// Points in space, as arrays and as structs.
+/// Points in space.
 fn points() -> Vec<[f32; 3]> {
     (0..4 << 10).map(|i| [i as f32, 0.5, -1.0]).collect()
 }
