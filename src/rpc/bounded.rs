@@ -238,7 +238,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
         decoded.map_err(|error| self.refuse(error))
     }
 
-    #[cold]
+    #[inline]
     fn refuse(&mut self, error: Error) -> Refused {
         self.error = error;
         Refused
