@@ -9,7 +9,7 @@
 //! and string, and the content of boxes, as far as it is larger than the box. (The characters of a string do not count: they
 //! take as much in the message.) Beyond [`free_memory`], the caller has to grant more, or decoding fails.
 //!
-//! Postcard itself decodes primitive values; a `Vec` of numbers is decoded as a whole, by [`plain_decoder`]. Other compound
+//! Postcard itself decodes primitive values; a `Vec` of numbers or points is decoded as a whole, by [`plain_decoder`]. Other compound
 //! values are decoded here, by postcard's wire format 1.0: a tuple or struct is its fields, a sequence or map its length and its
 //! elements, an option a byte, an enum the number of its variant.
 
@@ -66,8 +66,8 @@ pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> std::result::Re
 /// refuse.
 pub(super) type AskForMemory<'a> = &'a mut dyn FnMut(usize) -> Option<usize>;
 
-/// The bytes are refused; [`Bounded`] has the reason. An error of any size would lie in each result between its tag and the value,
-/// and a value that a function returns would be copied around it in pieces: for a list of structs that takes twice as long.
+/// The bytes are refused; [`Bounded`] has the reason. An error of any size would lie in each result between its tag and the
+/// value, and a value that a function returns would be copied around it in pieces: a list of structs took a third longer.
 #[derive(Debug)]
 struct Refused;
 
@@ -96,12 +96,14 @@ struct Bounded<'de, 'm> {
     /// Bytes of memory that the values take; they may take `allowed`.
     memory: usize,
     allowed: usize,
-    /// Bytes, already counted, of the memory that the value which is being decoded is stored in.
+    /// Bytes, already counted, of the memory that the value which is being decoded is stored in: those of its own field, not of
+    /// all that lies around it, which may be as large as what is in a box of it.
     container: usize,
     more: AskForMemory<'m>,
     /// The bound that was exceeded.
     exceeded: Option<Bound>,
-    /// What else is wrong.
+    /// What else was wrong last. An error of the type's own has no text here, so where an impl has ignored one before, that is
+    /// reported.
     error: Error,
     /// Number of variants of the enum that is being decoded.
     variants: u32,
@@ -167,8 +169,9 @@ impl<'de, 'm> Bounded<'de, 'm> {
     /// A value of so many bytes is larger than its container, so it is most likely in a box.
     #[cold]
     fn enter_box(&mut self, size: usize) -> Result<()> {
+        self.count(size + ALLOCATION)?;
         self.container = size;
-        self.count(size + ALLOCATION)
+        Ok(())
     }
 
     /// Accounts for so many more bytes of memory.
@@ -229,7 +232,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
         Ok(rest)
     }
 
-    /// Decodes a list of numbers as a whole.
+    /// Decodes a list of numbers or points as a whole.
     fn decode_numbers<R>(&mut self, count: usize, plain: PlainDecoder<R>) -> Result<R> {
         self.count(count * plain.element_size)?;
         let mut rest = self.rest()?;
@@ -316,12 +319,12 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        visitor.visit_borrowed_str(self.owned::<&'de str>()?)
+        visitor.visit_str(self.owned::<&'de str>()?)
     }
 
     #[inline]
     fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        visitor.visit_borrowed_bytes(self.owned::<&'de [u8]>()?)
+        visitor.visit_bytes(self.owned::<&'de [u8]>()?)
     }
 
     #[inline]
@@ -419,8 +422,8 @@ impl<const TIMES: usize> BoundedElements<&mut Bounded<'_, '_>, TIMES> {
     fn account_element<T>(&mut self) -> Result<()> {
         if TIMES > 0 {
             self.inside.count(TIMES * size_of::<T>())?;
-            self.inside.container = size_of::<T>();
         }
+        self.inside.container = size_of::<T>();
         Ok(())
     }
 
@@ -497,6 +500,7 @@ impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value> {
+        self.container = size_of::<S::Value>();
         seed.deserialize(self)
     }
 

@@ -228,12 +228,12 @@ impl<'l, 'a> Position<'l, 'a> {
         Position { look_ahead: self.look_ahead, at, ty: "" }
     }
 
-    /// Encodes a sequence of numbers.
+    /// Encodes a sequence of numbers or points.
     fn numbers<T: Plain + Serialize>(mut self, numbers: &[T]) -> Result<(), EncodeError> {
         self.length(Some(numbers.len()), "a sequence")?;
         let [at] = self.inside(KnownKind::Seq);
         if let Some(first) = numbers.first() {
-            // It shows what all of them show.
+            // It shows what all of them show. Its bytes are written again with the others'.
             let len = self.look_ahead.out.len();
             self.look_ahead.part(&first, at)?;
             self.look_ahead.out.truncate(len);
@@ -487,8 +487,9 @@ impl ser::SerializeMap for EncodedEntries<'_, '_> {
 
 /// The elements of a tuple, or the fields of a struct.
 ///
-/// The compiler keeps this in registers while the parts that were known before are encoded, as long as its address is never taken.
-/// So what is rare works on a copy of [`PartsLearned`], and returns it.
+/// The compiler keeps this in registers while the parts that were known before are encoded, as long as its address is never
+/// taken. So what is rare works on a copy of [`PartsLearned`], and returns it; and what derived code calls for each part is always
+/// inlined.
 struct EncodedParts<'l, 'a> {
     look_ahead: &'l mut LookAhead<'a>,
     /// The known parts that are still to come.

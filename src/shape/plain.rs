@@ -2,7 +2,7 @@
 //!
 //! Serde hands elements over one at a time, a nanosecond or more for each. The bytes of most numbers on the wire are those in
 //! memory, so a whole slice can be copied. What is known here is only the type: that a sequence is a `Vec` or a slice of
-//! numbers, and that a visitor is serde's own one for a `Vec`. Any other code decodes its elements itself.
+//! them, and that a visitor is serde's own one for a `Vec`. Any other code decodes its elements itself.
 
 #![allow(unsafe_code)]
 
@@ -66,9 +66,18 @@ macro_rules! copied {
                 Ok(elements.iter().map(|element| <$ty>::from_le_bytes(*element)).collect())
             }
         }
+    )*};
+}
 
+copied! { u8 i8 f32 f64 }
+
+macro_rules! points {
+    ($($ty:ty)*) => {$(
         impl<const N: usize> Plain for [$ty; N] {
-            const MIN_SIZE: usize = size_of::<[$ty; N]>();
+            const MIN_SIZE: usize = {
+                assert!(N > 0, "lengths are divided by this");
+                size_of::<[$ty; N]>()
+            };
 
             fn encode(elements: &[[$ty; N]], out: &mut Vec<u8>) {
                 Plain::encode(elements.as_flattened(), out);
@@ -85,7 +94,7 @@ macro_rules! copied {
     )*};
 }
 
-copied! { u8 i8 f32 f64 }
+points! { f32 f64 }
 
 impl Plain for bool {
     const MIN_SIZE: usize = 1;
@@ -299,13 +308,13 @@ pub(super) fn slice_of<I, T: Plain>(sequence: &I) -> Option<&[T]> {
     }
 }
 
-/// A list of numbers, or a text, whose bytes on the wire are those in memory, behind their count: all of a message.
+/// A list of numbers or points, or a text, whose bytes on the wire are those in memory, behind their count: all of a message.
 ///
-/// It encodes as a list of one number, or as an empty text, which shows of the type what the whole list shows.
+/// It encodes as a list of one of them, or as an empty text, which shows of the type what the whole list shows.
 pub(crate) struct InPlace<'a> {
     /// The type of its elements; `str` for a text.
     of: TypeId,
-    /// Numbers, or bytes of the text.
+    /// Numbers or points, or bytes of the text.
     count: usize,
     pub bytes: &'a [u8],
 }
@@ -370,7 +379,7 @@ fn text_of<'a, A: ?Sized>(value: &'a &A) -> Option<&'a str> {
     }
 }
 
-/// How a `Vec` of numbers is decoded as a whole.
+/// How a `Vec` of numbers or points is decoded as a whole.
 pub(crate) struct PlainDecoder<R> {
     /// Bytes that an element takes in memory.
     pub element_size: usize,
@@ -380,7 +389,7 @@ pub(crate) struct PlainDecoder<R> {
     pub decode: fn(usize, &mut &[u8]) -> Result<R>,
 }
 
-/// The decoder of what `V` makes, if that is serde's visitor of a `Vec` of numbers.
+/// The decoder of what `V` makes, if that is serde's visitor of a `Vec` of numbers or points.
 #[inline]
 pub(crate) fn decoder<'de, V: Visitor<'de>>() -> Option<PlainDecoder<V::Value>> {
     macro_rules! find {

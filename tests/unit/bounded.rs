@@ -274,6 +274,7 @@ fn memory_of_values_is_accounted() {
     assert_eq!(memory(&(1u64, 2u8, Some(3u32), (4, 5))), 0);
     assert_eq!(memory(&[7u64; 32]), 0);
     assert_eq!(memory(&vec![7u64; N]), 8 * N + ALLOCATION);
+    assert_eq!(memory(&vec![[7f64; 3]; N]), 24 * N + ALLOCATION);
     assert_eq!(memory(&vec![(); N]), ALLOCATION);
     assert_eq!(memory(&Vec::<String>::new()), 0);
     assert_eq!(memory(&vec![String::new(); N]), 24 * N + ALLOCATION);
@@ -291,6 +292,91 @@ fn memory_of_values_is_accounted() {
     assert_eq!(memory(&vec![(Box::new([7u8; 30]), Box::new([7u8; 30])); N]), (16 + 2 * (30 + ALLOCATION)) * N + ALLOCATION);
     let map = (0..N).map(|n| (format!("{n}"), 7u32)).collect::<HashMap<_, _>>();
     assert_eq!(memory(&map), (2 * (24 + 4) + ALLOCATION) * N + ALLOCATION);
+}
+
+/// Its boxes hold values of its own size, so what lies around a box says nothing of what is in it.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Branch {
+    pad: Option<[u64; 32]>,
+    left: Option<Box<Branch>>,
+    right: Option<Box<Branch>>,
+}
+
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Link {
+    End([u64; 20]),
+    More(Box<Link>),
+    Next { rest: Box<Link> },
+    Both(Box<Link>, ()),
+}
+
+#[test]
+fn memory_of_recursive_values_is_accounted() {
+    fn tree(depth: u32) -> Option<Box<Branch>> {
+        (depth > 0).then(|| Box::new(Branch { pad: None, left: tree(depth - 1), right: tree(depth - 1) }))
+    }
+    assert_eq!(memory(&tree(10)), (size_of::<Branch>() + ALLOCATION) * 1023);
+    assert_eq!(memory(&tree(10).unwrap()), (size_of::<Branch>() + ALLOCATION) * 1023);
+    assert_eq!(memory(&*tree(10).unwrap()), (size_of::<Branch>() + ALLOCATION) * 1022);
+    let forest = (0..10).map(|_| *tree(3).unwrap()).collect::<Vec<_>>();
+    assert_eq!(memory(&forest), size_of::<Branch>() * 10 + ALLOCATION + (size_of::<Branch>() + ALLOCATION) * 60);
+
+    let chain = (0..30).fold(Link::End([7; 20]), |chain, i| match (i % 3, Box::new(chain)) {
+        (0, chain) => Link::More(chain),
+        (1, rest) => Link::Next { rest },
+        (_, chain) => Link::Both(chain, ()),
+    });
+    assert_eq!(memory(&chain), (size_of::<Link>() + ALLOCATION) * 30);
+}
+
+#[test]
+fn box_that_was_refused_does_not_hide_the_next() {
+    /// Takes no notice of what is refused.
+    struct Boxes;
+    impl<'de> Visitor<'de> for Boxes {
+        type Value = ();
+        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            formatter.write_str("boxes")
+        }
+        fn visit_seq<A: de::SeqAccess<'de>>(self, mut boxes: A) -> std::result::Result<(), A::Error> {
+            (0..50).for_each(|_| drop(boxes.next_element::<Box<[u8; 30]>>()));
+            Ok(())
+        }
+    }
+    let bytes = [7; 50 * 30];
+    let mut asked = 0;
+    let mut refuse = |_| {
+        asked += 1;
+        None
+    };
+    let mut bounded = Bounded::new(&bytes, 0, &mut refuse);
+    let decoded = de::Deserializer::deserialize_tuple(&mut bounded, 50, Boxes);
+    assert!(bounded.finish(decoded).unwrap_err().contains("memory"));
+    assert!(asked >= 10, "{asked} boxes were refused");
+}
+
+/// The cause of what is refused stays that of the bytes, also where the impl has an error of its own.
+#[test]
+fn errors_that_an_impl_has_made_its_own_are_told() {
+    #[derive(Debug)]
+    struct Lenient;
+    impl<'de> Deserialize<'de> for Lenient {
+        fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Lenient, D::Error> {
+            Ok(bool::deserialize(deserializer).map_or(Lenient, |_| Lenient))
+        }
+    }
+    #[derive(Debug)]
+    struct Never;
+    impl<'de> Deserialize<'de> for Never {
+        fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Never, D::Error> {
+            u8::deserialize(deserializer)?;
+            Err(de::Error::custom("never"))
+        }
+    }
+    assert!(decode::<Lenient>(&[2]).is_ok() && decode::<(Lenient, u8)>(&[2, 3]).is_ok());
+    assert_eq!(error::<Never>(&[3]), format!("{} (1 bytes)", postcard::Error::SerdeDeCustom));
+    assert_eq!(error::<(Lenient, Never)>(&[2, 3]), format!("{} (2 bytes)", postcard::Error::DeserializeBadBool));
 }
 
 #[test]

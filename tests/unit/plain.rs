@@ -152,8 +152,9 @@ fn type_with_an_encoding_of_its_own_keeps_it() {
     assert!(!decoder_is_used::<Vec<Digit>>());
     // A set of numbers is no `Vec`.
     assert!(!decoder_is_used::<std::collections::HashSet<u8>>());
-    // Nor are structs and tuples, whose memory may have another order, or gaps.
-    assert!(!decoder_is_used::<Vec<(f32, f32)>>() && !decoder_is_used::<Vec<[u16; 3]>>() && !decoder_is_used::<[f64; 3]>());
+    // The memory of structs and tuples may have another order, or gaps.
+    assert!(!decoder_is_used::<Vec<(f32, f32)>>());
+    assert!(!decoder_is_used::<Vec<[u16; 3]>>() && !decoder_is_used::<[f64; 3]>());
     assert!(!decoder_is_used::<Vec<u128>>() && !decoder_is_used::<Vec<char>>() && !decoder_is_used::<String>());
 }
 

@@ -106,7 +106,7 @@ fn points() -> Vec<[f32; 3]> {
     (0..4 << 10).map(|i| [i as f32, 0.5, -1.0]).collect()
 }
 
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(serde::Serialize, serde::Deserialize)]
 struct Particle {
     id: u64,
     position: [f64; 3],
