@@ -47,10 +47,7 @@ pub(super) fn free_memory(len: usize) -> usize {
 /// # Errors
 /// The cause, with the numbers: bytes that are no `T`, bytes left over, and values beyond the bounds.
 #[inline]
-pub(crate) fn decode_within<'a, T: Deserialize<'a>>(
-    bytes: &'a [u8],
-    more: AskForMemory<'_>,
-) -> std::result::Result<(T, usize), String> {
+pub(crate) fn decode_within<'a, T: Deserialize<'a>>(bytes: &'a [u8], more: AskForMemory<'_>) -> Result<(T, usize), String> {
     let mut bounded = Bounded::new(bytes, size_of::<T>(), more);
     let decoded = T::deserialize(&mut bounded);
     bounded.finish(decoded)
@@ -58,7 +55,7 @@ pub(crate) fn decode_within<'a, T: Deserialize<'a>>(
 
 /// As `decode_within`, without a bound on memory: for tests and fuzzers.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> std::result::Result<T, String> {
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
     decode_within(bytes, &mut |_| Some(usize::MAX)).map(|(value, _)| value)
 }
 
@@ -69,21 +66,21 @@ pub(super) type AskForMemory<'a> = &'a mut dyn FnMut(usize) -> Option<usize>;
 /// The bytes are refused; [`Bounded`] has the reason. An error of any size would lie in each result between its tag and the
 /// value, and a value that a function returns would be copied around it in pieces: a list of structs took a third longer.
 #[derive(Debug)]
-struct Refused;
+struct Undecodable;
 
-type Result<T> = std::result::Result<T, Refused>;
+type Decoded<T> = Result<T, Undecodable>;
 
-impl std::fmt::Display for Refused {
+impl std::fmt::Display for Undecodable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("the value can't be decoded")
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for Undecodable {}
 
-impl de::Error for Refused {
-    fn custom<T: std::fmt::Display>(_message: T) -> Refused {
-        Refused
+impl de::Error for Undecodable {
+    fn custom<T: std::fmt::Display>(_message: T) -> Undecodable {
+        Undecodable
     }
 }
 
@@ -140,18 +137,18 @@ impl<'de, 'm> Bounded<'de, 'm> {
     }
 
     #[inline]
-    fn finish<T>(self, decoded: Result<T>) -> std::result::Result<(T, usize), String> {
+    fn finish<T>(self, decoded: Decoded<T>) -> Result<(T, usize), String> {
         let Bounded { postcard, len, exceeded, error, memory, .. } = self;
         let rest = postcard.finalize();
         match decoded {
             Ok(value) if exceeded.is_none() && matches!(rest, Ok([])) => Ok((value, memory)),
-            decoded => Err(explain(std::any::type_name::<T>(), len, exceeded, decoded.map_err(|Refused| error).and(rest))),
+            decoded => Err(explain(std::any::type_name::<T>(), len, exceeded, decoded.map_err(|Undecodable| error).and(rest))),
         }
     }
 
     /// Decodes the content of a value, one level down.
     #[inline]
-    fn descend<T>(&mut self, inside: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    fn descend<T>(&mut self, inside: impl FnOnce(&mut Self) -> Decoded<T>) -> Decoded<T> {
         if self.levels == 0 {
             return Err(self.exceed(Bound::Depth));
         }
@@ -168,7 +165,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
 
     /// A value of so many bytes is larger than its container, so it is most likely in a box.
     #[cold]
-    fn enter_box(&mut self, size: usize) -> Result<()> {
+    fn enter_box(&mut self, size: usize) -> Decoded<()> {
         self.count(size + ALLOCATION)?;
         self.container = size;
         Ok(())
@@ -176,13 +173,13 @@ impl<'de, 'm> Bounded<'de, 'm> {
 
     /// Accounts for so many more bytes of memory.
     #[inline]
-    fn count(&mut self, bytes: usize) -> Result<()> {
+    fn count(&mut self, bytes: usize) -> Decoded<()> {
         self.memory = self.memory.saturating_add(bytes);
         if self.memory > self.allowed { self.ask() } else { Ok(()) }
     }
 
     #[cold]
-    fn ask(&mut self) -> Result<()> {
+    fn ask(&mut self) -> Decoded<()> {
         match (self.more)(self.memory) {
             Some(allowed) => {
                 self.allowed = allowed;
@@ -195,7 +192,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
     /// Decodes the length of a sequence or map. All of its elements are accounted for here, so that a false length costs no
     /// time.
     #[inline]
-    fn decode_length(&mut self) -> Result<usize> {
+    fn decode_length(&mut self) -> Decoded<usize> {
         let length: usize = self.primitive()?;
         match self.elements.checked_sub(length) {
             Some(elements) => {
@@ -211,13 +208,13 @@ impl<'de, 'm> Bounded<'de, 'm> {
 
     /// Decodes a primitive value.
     #[inline]
-    fn primitive<T: Deserialize<'de>>(&mut self) -> Result<T> {
+    fn primitive<T: Deserialize<'de>>(&mut self) -> Decoded<T> {
         T::deserialize(&mut self.postcard).map_err(|error| self.refuse(error))
     }
 
     /// Decodes a text or some bytes that the value will own.
     #[inline]
-    fn owned<T: Deserialize<'de> + AsRef<[u8]>>(&mut self) -> Result<T> {
+    fn owned<T: Deserialize<'de> + AsRef<[u8]>>(&mut self) -> Decoded<T> {
         let bytes: T = self.primitive()?;
         self.count(if bytes.as_ref().is_empty() { 0 } else { ALLOCATION })?;
         Ok(bytes)
@@ -225,7 +222,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
 
     /// The bytes that are still to be decoded.
     #[inline]
-    fn rest(&mut self) -> Result<&'de [u8]> {
+    fn rest(&mut self) -> Decoded<&'de [u8]> {
         let rest = mem::replace(&mut self.postcard, postcard::Deserializer::from_bytes(&[])).finalize();
         let rest = rest.map_err(|error| self.refuse(error))?;
         self.postcard = postcard::Deserializer::from_bytes(rest);
@@ -233,7 +230,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
     }
 
     /// Decodes a list of numbers or points as a whole.
-    fn decode_numbers<R>(&mut self, count: usize, plain: PlainDecoder<R>) -> Result<R> {
+    fn decode_numbers<R>(&mut self, count: usize, plain: PlainDecoder<R>) -> Decoded<R> {
         self.count(count * plain.element_size)?;
         let mut rest = self.rest()?;
         let decoded = (plain.decode)(count, &mut rest);
@@ -242,15 +239,15 @@ impl<'de, 'm> Bounded<'de, 'm> {
     }
 
     #[inline]
-    fn refuse(&mut self, error: Error) -> Refused {
+    fn refuse(&mut self, error: Error) -> Undecodable {
         self.error = error;
-        Refused
+        Undecodable
     }
 
     #[cold]
-    fn exceed(&mut self, bound: Bound) -> Refused {
+    fn exceed(&mut self, bound: Bound) -> Undecodable {
         self.exceeded = Some(bound);
-        Refused
+        Undecodable
     }
 }
 
@@ -277,7 +274,7 @@ fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: postcard::Result
 macro_rules! primitives {
     ($($method:ident $visit:ident($type:ty);)*) => {$(
         #[inline]
-        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
             visitor.$visit(self.primitive::<$type>()?)
         }
     )*};
@@ -287,14 +284,14 @@ macro_rules! primitives {
 macro_rules! reject_as_undescribed {
     ($($method:ident)*) => {$(
         #[cold]
-        fn $method<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value> {
+        fn $method<V: Visitor<'de>>(self, _visitor: V) -> Decoded<V::Value> {
             Err(self.exceed(Bound::Undescribed))
         }
     )*};
 }
 
 impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
-    type Error = Refused;
+    type Error = Undecodable;
 
     primitives! {
         deserialize_bool visit_bool(bool);
@@ -318,27 +315,27 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     reject_as_undescribed! { deserialize_any deserialize_identifier deserialize_ignored_any }
 
     #[inline]
-    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         visitor.visit_str(self.owned::<&'de str>()?)
     }
 
     #[inline]
-    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         visitor.visit_bytes(self.owned::<&'de [u8]>()?)
     }
 
     #[inline]
-    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         visitor.visit_unit()
     }
 
     #[inline]
-    fn deserialize_unit_struct<V: Visitor<'de>>(self, _name: &'static str, visitor: V) -> Result<V::Value> {
+    fn deserialize_unit_struct<V: Visitor<'de>>(self, _name: &'static str, visitor: V) -> Decoded<V::Value> {
         visitor.visit_unit()
     }
 
     #[inline]
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         match self.primitive::<u8>()? {
             0 => visitor.visit_none(),
             1 => self.descend(|inside| visitor.visit_some(inside)),
@@ -347,12 +344,12 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     }
 
     #[inline]
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _name: &'static str, visitor: V) -> Result<V::Value> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _name: &'static str, visitor: V) -> Decoded<V::Value> {
         self.descend(|inside| visitor.visit_newtype_struct(inside))
     }
 
     #[inline]
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         let left = self.decode_length()?;
         self.descend(|inside| match plain_decoder::<V>() {
             // Memory is asked for only where the elements can be there; the cause is that of the first that is not.
@@ -362,18 +359,18 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     }
 
     #[inline]
-    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         let left = self.decode_length()?;
         self.descend(|inside| visitor.visit_map(BoundedElements::<_, MAP> { inside, left }))
     }
 
     #[inline]
-    fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Result<V::Value> {
+    fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Decoded<V::Value> {
         self.descend(|inside| visitor.visit_seq(BoundedElements::<_, IN_PLACE> { inside, left }))
     }
 
     #[inline]
-    fn deserialize_tuple_struct<V: Visitor<'de>>(self, _name: &'static str, len: usize, visitor: V) -> Result<V::Value> {
+    fn deserialize_tuple_struct<V: Visitor<'de>>(self, _name: &'static str, len: usize, visitor: V) -> Decoded<V::Value> {
         self.deserialize_tuple(len, visitor)
     }
 
@@ -383,7 +380,7 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
         _name: &'static str,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value> {
+    ) -> Decoded<V::Value> {
         self.deserialize_tuple(fields.len(), visitor)
     }
 
@@ -393,7 +390,7 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
         _name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value> {
+    ) -> Decoded<V::Value> {
         self.variants = u32::try_from(variants.len()).unwrap_or(u32::MAX);
         self.descend(|inside| visitor.visit_enum(inside))
     }
@@ -419,11 +416,14 @@ struct BoundedElements<B, const TIMES: usize> {
 impl<const TIMES: usize> BoundedElements<&mut Bounded<'_, '_>, TIMES> {
     /// Accounts for the memory of one element.
     #[inline]
-    fn account_element<T>(&mut self) -> Result<()> {
+    fn account_element<T>(&mut self) -> Decoded<()> {
         if TIMES > 0 {
             self.inside.count(TIMES * size_of::<T>())?;
         }
-        self.inside.container = size_of::<T>();
+        // A value that owns nothing has no boxes, but one without a size may be stored elsewhere.
+        if TIMES > 0 || mem::needs_drop::<T>() || size_of::<T>() == 0 {
+            self.inside.container = size_of::<T>();
+        }
         Ok(())
     }
 
@@ -435,10 +435,10 @@ impl<const TIMES: usize> BoundedElements<&mut Bounded<'_, '_>, TIMES> {
 }
 
 impl<'de, const TIMES: usize> de::SeqAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TIMES> {
-    type Error = Refused;
+    type Error = Undecodable;
 
     #[inline]
-    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Decoded<Option<S::Value>> {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
         self.account_element::<S::Value>()?;
@@ -452,10 +452,10 @@ impl<'de, const TIMES: usize> de::SeqAccess<'de> for BoundedElements<&mut Bounde
 }
 
 impl<'de, const TIMES: usize> de::MapAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TIMES> {
-    type Error = Refused;
+    type Error = Undecodable;
 
     #[inline]
-    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
+    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Decoded<Option<S::Value>> {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
         self.account_element::<S::Value>()?;
@@ -463,7 +463,7 @@ impl<'de, const TIMES: usize> de::MapAccess<'de> for BoundedElements<&mut Bounde
     }
 
     #[inline]
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value> {
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Decoded<S::Value> {
         self.account_element::<S::Value>()?;
         seed.deserialize(&mut *self.inside)
     }
@@ -475,11 +475,11 @@ impl<'de, const TIMES: usize> de::MapAccess<'de> for BoundedElements<&mut Bounde
 }
 
 impl<'de> de::EnumAccess<'de> for &mut Bounded<'de, '_> {
-    type Error = Refused;
+    type Error = Undecodable;
     type Variant = Self;
 
     #[inline]
-    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self)> {
+    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Decoded<(S::Value, Self)> {
         let variant: u32 = self.primitive()?;
         // `#[serde(other)]` would accept the number, and leave the variant's content unread.
         if variant >= self.variants && self.variants > 0 {
@@ -491,26 +491,26 @@ impl<'de> de::EnumAccess<'de> for &mut Bounded<'de, '_> {
 
 /// The enum counts as a level; its variant does not count again.
 impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
-    type Error = Refused;
+    type Error = Undecodable;
 
     #[inline]
-    fn unit_variant(self) -> Result<()> {
+    fn unit_variant(self) -> Decoded<()> {
         Ok(())
     }
 
     #[inline]
-    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value> {
+    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Decoded<S::Value> {
         self.container = size_of::<S::Value>();
         seed.deserialize(self)
     }
 
     #[inline]
-    fn tuple_variant<V: Visitor<'de>>(self, left: usize, visitor: V) -> Result<V::Value> {
+    fn tuple_variant<V: Visitor<'de>>(self, left: usize, visitor: V) -> Decoded<V::Value> {
         visitor.visit_seq(BoundedElements::<_, IN_PLACE> { inside: self, left })
     }
 
     #[inline]
-    fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Result<V::Value> {
+    fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Decoded<V::Value> {
         visitor.visit_seq(BoundedElements::<_, IN_PLACE> { inside: self, left: fields.len() })
     }
 }
