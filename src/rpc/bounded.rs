@@ -9,9 +9,9 @@
 //! and string, and the content of boxes, as far as it is larger than the box. (The characters of a string do not count: they
 //! take as much in the message.) Beyond [`free_memory`], the caller has to grant more, or decoding fails.
 //!
-//! Postcard itself decodes primitive values; a `Vec` of numbers or points is decoded as a whole, by [`plain_decoder`]. Other compound
-//! values are decoded here, by postcard's wire format 1.0: a tuple or struct is its fields, a sequence or map its length and its
-//! elements, an option a byte, an enum the number of its variant.
+//! Postcard itself decodes primitive values; a `Vec` of numbers or points is decoded as a whole, by [`plain_decoder`]. Other
+//! compound values are decoded here, by postcard's wire format 1.0: a tuple or struct is its fields, a sequence or map its
+//! length and its elements, an option a byte, an enum the number of its variant.
 
 use std::mem;
 
