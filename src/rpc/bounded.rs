@@ -231,7 +231,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
 
     /// Decodes a list of numbers or points as a whole.
     fn decode_numbers<R>(&mut self, count: usize, plain: PlainDecoder<R>) -> Decoded<R> {
-        self.count(count * plain.element_size)?;
+        self.count(count.saturating_mul(plain.element_size))?;
         let mut rest = self.rest()?;
         let decoded = (plain.decode)(count, &mut rest);
         self.postcard = postcard::Deserializer::from_bytes(rest);
@@ -420,10 +420,7 @@ impl<const TIMES: usize> BoundedElements<&mut Bounded<'_, '_>, TIMES> {
         if TIMES > 0 {
             self.inside.count(TIMES * size_of::<T>())?;
         }
-        // A value that owns nothing has no boxes, but one without a size may be stored elsewhere.
-        if TIMES > 0 || mem::needs_drop::<T>() || size_of::<T>() == 0 {
-            self.inside.container = size_of::<T>();
-        }
+        self.inside.container = size_of::<T>();
         Ok(())
     }
 

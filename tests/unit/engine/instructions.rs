@@ -65,20 +65,28 @@ fn decode_request() {
     });
 }
 
+fn encode_value<T: serde::Serialize>(value: T) {
+    let (known, mut body) = (known(), Vec::new());
+    repeat(|| {
+        body.clear();
+        assert!(matches!(known.0.encode(black_box(&value), &mut body, &known.1), Ok(Encoded::As(_))));
+    });
+}
+
+fn decode_value<T: serde::Serialize + serde::de::DeserializeOwned>(value: T, check: impl Fn(&T) -> bool) {
+    let body = postcard::to_stdvec(&value).unwrap();
+    repeat(|| assert!(check(&crate::rpc::decode::<T>(black_box(&body)).unwrap())));
+}
+
 /// 64 KiB as programs pass them on.
 #[test]
 fn encode_list_of_bytes() {
-    let (list, known, mut body) = (vec![7u8; 64 << 10], known(), Vec::new());
-    repeat(|| {
-        body.clear();
-        assert!(matches!(known.0.encode(black_box(&list), &mut body, &known.1), Ok(Encoded::As(_))));
-    });
+    encode_value(vec![7u8; 64 << 10]);
 }
 
 #[test]
 fn decode_list_of_bytes() {
-    let body = postcard::to_stdvec(&vec![7u8; 64 << 10]).unwrap();
-    repeat(|| assert_eq!(crate::rpc::decode::<Vec<u8>>(black_box(&body)).unwrap().len(), 64 << 10));
+    decode_value(vec![7u8; 64 << 10], |list| list.len() == 64 << 10);
 }
 
 /// As indices, or counts, are: few bytes each, mostly as many as their neighbours.
@@ -88,17 +96,12 @@ fn numbers() -> Vec<u64> {
 
 #[test]
 fn encode_list_of_numbers() {
-    let (list, known, mut body) = (numbers(), known(), Vec::new());
-    repeat(|| {
-        body.clear();
-        assert!(matches!(known.0.encode(black_box(&list), &mut body, &known.1), Ok(Encoded::As(_))));
-    });
+    encode_value(numbers());
 }
 
 #[test]
 fn decode_list_of_numbers() {
-    let body = postcard::to_stdvec(&numbers()).unwrap();
-    repeat(|| assert_eq!(crate::rpc::decode::<Vec<u64>>(black_box(&body)).unwrap().len(), 8 << 10));
+    decode_value(numbers(), |list| list.len() == 8 << 10);
 }
 
 /// Points in space.
@@ -122,32 +125,22 @@ fn particles() -> Vec<Particle> {
 
 #[test]
 fn encode_list_of_points() {
-    let (list, known, mut body) = (points(), known(), Vec::new());
-    repeat(|| {
-        body.clear();
-        assert!(matches!(known.0.encode(black_box(&list), &mut body, &known.1), Ok(Encoded::As(_))));
-    });
+    encode_value(points());
 }
 
 #[test]
 fn decode_list_of_points() {
-    let body = postcard::to_stdvec(&points()).unwrap();
-    repeat(|| assert_eq!(crate::rpc::decode::<Vec<[f32; 3]>>(black_box(&body)).unwrap().len(), 4 << 10));
+    decode_value(points(), |list| list.len() == 4 << 10);
 }
 
 #[test]
 fn encode_list_of_particles() {
-    let (list, known, mut body) = (particles(), known(), Vec::new());
-    repeat(|| {
-        body.clear();
-        assert!(matches!(known.0.encode(black_box(&list), &mut body, &known.1), Ok(Encoded::As(_))));
-    });
+    encode_value(particles());
 }
 
 #[test]
 fn decode_list_of_particles() {
-    let body = postcard::to_stdvec(&particles()).unwrap();
-    repeat(|| assert_eq!(crate::rpc::decode::<Vec<Particle>>(black_box(&body)).unwrap().len(), 1 << 10));
+    decode_value(particles(), |list| list.len() == 1 << 10);
 }
 
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -172,17 +165,12 @@ fn record() -> Record {
 
 #[test]
 fn encode_record() {
-    let (record, known, mut body) = (record(), known(), Vec::new());
-    repeat(|| {
-        body.clear();
-        assert!(matches!(known.0.encode(black_box(&record), &mut body, &known.1), Ok(Encoded::As(_))));
-    });
+    encode_value(record());
 }
 
 #[test]
 fn decode_record() {
-    let body = postcard::to_stdvec(&record()).unwrap();
-    repeat(|| assert_eq!(crate::rpc::decode::<Record>(black_box(&body)).unwrap().id, 1 << 40));
+    decode_value(record(), |record| record.id == 1 << 40);
 }
 
 /// A client and a server that are driven by this thread.
