@@ -5,9 +5,9 @@
 //! memory. All of that is bounded here. The first two bounds refuse nothing that an honest peer sends, but for nesting beyond
 //! [`MAX_DEPTH`] and more than [`FREE_ELEMENTS`] elements without bytes.
 //!
-//! **Memory.** The deserializer adds up the memory of the elements of lists and maps, the allocator's overhead for each list
-//! and string, and the content of boxes, as far as it is larger than the box. (The characters of a string do not count: they
-//! take as much in the message.) Beyond [`free_memory`], the caller has to grant more, or decoding fails.
+//! **Memory.** The deserializer adds up the memory of the elements of lists and maps, with the slots that sets and maps leave
+//! free, the allocator's overhead for each list and string, and the content of boxes, as far as it is larger than the box. (The
+//! characters of a string do not count: they take as much in the message.) Beyond [`free_memory`], the caller has to grant more, or decoding fails.
 //!
 //! Postcard itself decodes primitive values; a `Vec` of numbers or points is decoded as a whole, by [`plain_decoder`]. Other
 //! compound values are decoded here, by postcard's wire format 1.0: a tuple or struct is its fields, a sequence or map its
@@ -354,19 +354,23 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
         self.descend(|inside| match plain_decoder::<V>() {
             // Memory is asked for only where the elements can be there; the cause is that of the first that is not.
             Some(plain) if inside.rest()?.len() / plain.min_size >= left => inside.decode_numbers(left, plain),
-            _ => visitor.visit_seq(BoundedElements::<_, LIST> { inside, left }),
+            _ => match Collection::of::<V::Value>() {
+                Collection::Array => visitor.visit_seq(BoundedElements::<_, ARRAY>::new(inside, left)),
+                Collection::Linked => visitor.visit_seq(BoundedElements::<_, LINKED>::new(inside, left)),
+                Collection::Table => visitor.visit_seq(BoundedElements::<_, TABLE>::new(inside, left)),
+            },
         })
     }
 
     #[inline]
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         let left = self.decode_length()?;
-        self.descend(|inside| visitor.visit_map(BoundedElements::<_, MAP> { inside, left }))
+        self.descend(|inside| visitor.visit_map(BoundedElements::<_, TABLE>::new(inside, left)))
     }
 
     #[inline]
     fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Decoded<V::Value> {
-        self.descend(|inside| visitor.visit_seq(BoundedElements::<_, IN_PLACE> { inside, left }))
+        self.descend(|inside| visitor.visit_seq(BoundedElements::<_, IN_PLACE>::new(inside, left)))
     }
 
     #[inline]
@@ -401,24 +405,71 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     }
 }
 
-/// How often an element's size counts: elements of a tuple or struct lie in it, and are counted with it; those of a list take
-/// memory of their own; those of a map twice as much, as its table has free slots.
-const IN_PLACE: usize = 0;
-const LIST: usize = 1;
-const MAP: usize = 2;
-
-/// The remaining elements of a sequence, tuple, struct or map.
-struct BoundedElements<B, const TIMES: usize> {
-    inside: B,
-    left: usize,
+/// What holds the elements of a sequence. It decides how much memory they take.
+enum Collection {
+    Array,
+    Linked,
+    Table,
 }
 
-impl<const TIMES: usize> BoundedElements<&mut Bounded<'_, '_>, TIMES> {
-    /// Accounts for the memory of one element.
+impl Collection {
+    /// The kind of `T`, by its name: its identity is unknown without `'static`. A collection that is unknown is a table, which
+    /// takes most for each element.
+    #[inline]
+    fn of<T>() -> Collection {
+        let name = std::any::type_name::<T>();
+        if ["alloc::vec::Vec<", "alloc::collections::vec_deque::VecDeque<", "alloc::collections::binary_heap::BinaryHeap<"]
+            .iter()
+            .any(|array| name.starts_with(array))
+        {
+            Collection::Array
+        } else if name.starts_with("alloc::collections::linked_list::LinkedList<") {
+            Collection::Linked
+        } else {
+            Collection::Table
+        }
+    }
+}
+
+/// Elements of a tuple or struct lie in it, and are counted with it.
+const IN_PLACE: u8 = 0;
+/// Elements of an array take their own size.
+const ARRAY: u8 = 1;
+/// So do those of a linked list, which has an allocation for each.
+const LINKED: u8 = 2;
+/// Sets and maps have free slots: `HashMap` fills between 7/16 and 7/8 of its slots, `BTreeMap` between 5/11 and 1 of those of
+/// its nodes, and the first entry makes a node with all of its slots.
+const TABLE: u8 = 3;
+const FIRST_SLOTS: usize = 11;
+const SLOTS: usize = 2;
+/// Bytes that an entry takes beside its slots: its share of the head, the edges and the allocation of a tree's nodes, or of a
+/// hash table's control bytes.
+const ENTRY: usize = 8;
+
+/// The remaining elements of a sequence, tuple, struct or map; `IN` says where they will lie.
+struct BoundedElements<B, const IN: u8> {
+    inside: B,
+    left: usize,
+    /// Slots of a table that the next element takes.
+    slots: usize,
+}
+
+impl<B, const IN: u8> BoundedElements<B, IN> {
+    #[inline]
+    fn new(inside: B, left: usize) -> Self {
+        BoundedElements { inside, left, slots: FIRST_SLOTS }
+    }
+}
+
+impl<const IN: u8> BoundedElements<&mut Bounded<'_, '_>, IN> {
+    /// Accounts for the memory of one element, the key or the only part of its entry.
     #[inline]
     fn account_element<T>(&mut self) -> Decoded<()> {
-        if TIMES > 0 {
-            self.inside.count(TIMES * size_of::<T>())?;
+        match IN {
+            IN_PLACE => {}
+            ARRAY => self.inside.count(size_of::<T>())?,
+            LINKED => self.inside.count(size_of::<T>() + ALLOCATION)?,
+            _ => self.inside.count(self.slots * size_of::<T>() + ENTRY)?,
         }
         self.inside.container = size_of::<T>();
         Ok(())
@@ -431,7 +482,7 @@ impl<const TIMES: usize> BoundedElements<&mut Bounded<'_, '_>, TIMES> {
     }
 }
 
-impl<'de, const TIMES: usize> de::SeqAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TIMES> {
+impl<'de, const IN: u8> de::SeqAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, IN> {
     type Error = Undecodable;
 
     #[inline]
@@ -439,6 +490,7 @@ impl<'de, const TIMES: usize> de::SeqAccess<'de> for BoundedElements<&mut Bounde
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
         self.account_element::<S::Value>()?;
+        self.slots = SLOTS;
         seed.deserialize(&mut *self.inside).map(Some)
     }
 
@@ -448,7 +500,7 @@ impl<'de, const TIMES: usize> de::SeqAccess<'de> for BoundedElements<&mut Bounde
     }
 }
 
-impl<'de, const TIMES: usize> de::MapAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TIMES> {
+impl<'de> de::MapAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TABLE> {
     type Error = Undecodable;
 
     #[inline]
@@ -461,7 +513,8 @@ impl<'de, const TIMES: usize> de::MapAccess<'de> for BoundedElements<&mut Bounde
 
     #[inline]
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Decoded<S::Value> {
-        self.account_element::<S::Value>()?;
+        self.inside.count(mem::replace(&mut self.slots, SLOTS) * size_of::<S::Value>())?;
+        self.inside.container = size_of::<S::Value>();
         seed.deserialize(&mut *self.inside)
     }
 
@@ -503,15 +556,20 @@ impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn tuple_variant<V: Visitor<'de>>(self, left: usize, visitor: V) -> Decoded<V::Value> {
-        visitor.visit_seq(BoundedElements::<_, IN_PLACE> { inside: self, left })
+        visitor.visit_seq(BoundedElements::<_, IN_PLACE>::new(self, left))
     }
 
     #[inline]
     fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Decoded<V::Value> {
-        visitor.visit_seq(BoundedElements::<_, IN_PLACE> { inside: self, left: fields.len() })
+        visitor.visit_seq(BoundedElements::<_, IN_PLACE>::new(self, fields.len()))
     }
 }
 
 #[cfg(test)]
 #[path = "../../tests/unit/bounded.rs"]
 mod tests;
+
+/// Its allocator counts; release builds of the tests count instructions, so they are without it.
+#[cfg(all(test, debug_assertions))]
+#[path = "../../tests/unit/collections.rs"]
+mod collections;

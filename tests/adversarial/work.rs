@@ -2,6 +2,7 @@
 //! they have sent, and others are served meanwhile.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::{BTreeMap, LinkedList};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -80,6 +81,8 @@ pub fn define(engine: &Engine) {
     engine.define("lists", |_: &Request, list: Vec<Vec<u8>>| list.len()).unwrap();
     engine.define("boxes", |_: &Request, list: Vec<Option<Box<Sparse>>>| list.len()).unwrap();
     engine.define("sparse", |_: &Request, list: Vec<Sparse>| list.len()).unwrap();
+    engine.define("linked", |_: &Request, list: LinkedList<u8>| list.len()).unwrap();
+    engine.define("maps", |_: &Request, list: Vec<BTreeMap<u8, Sparse>>| list.len()).unwrap();
     engine.define("nothing", |_: &Request, list: Vec<()>| list.len()).unwrap();
     engine.define("bulks", |_: &Request, list: Vec<Bulk>| list.len()).unwrap();
     let kept = Kept::default();
@@ -135,11 +138,13 @@ fn memory_after_decoding() {
     let scene = Scene::new();
     let before = scene.allocated().0;
     let mut number = 0;
-    let lists: [(&str, Vec<u8>); 4] = [
+    let lists: [(&str, Vec<u8>); 6] = [
         ("texts", list(15 * MIB, &[0])),
         ("lists", list(15 * MIB, &[0])),
         ("boxes", list(7 * MIB, &[1, 0])),
         ("sparse", list(15 * MIB, &[0])),
+        ("linked", list(15 * MIB, &[0])),
+        ("maps", list(5 * MIB, &[1, 0, 0])),
     ];
     for (name, arguments) in lists {
         let (begin, mut liar) = (Instant::now(), Adversary::after_handshake(&scene.address));

@@ -291,7 +291,10 @@ fn memory_of_values_is_accounted() {
     // Two boxes next to each other are two.
     assert_eq!(memory(&vec![(Box::new([7u8; 30]), Box::new([7u8; 30])); N]), (16 + 2 * (30 + ALLOCATION)) * N + ALLOCATION);
     let map = (0..N).map(|n| (format!("{n}"), 7u32)).collect::<HashMap<_, _>>();
-    assert_eq!(memory(&map), (2 * (24 + 4) + ALLOCATION) * N + ALLOCATION);
+    assert_eq!(memory(&map), (2 * (24 + 4) + ENTRY + ALLOCATION) * N + 9 * (24 + 4) + ALLOCATION);
+    assert_eq!(memory(&(0..200).collect::<HashSet<u16>>()), (2 * 2 + ENTRY) * 200 + 9 * 2 + ALLOCATION);
+    assert_eq!(memory(&(0..200).collect::<VecDeque<u16>>()), 2 * 200 + ALLOCATION);
+    assert_eq!(memory(&(0..200).collect::<LinkedList<u16>>()), (2 + ALLOCATION) * 200 + ALLOCATION);
 }
 
 /// Its boxes hold values of its own size, so what lies around a box says nothing of what is in it.
