@@ -149,7 +149,7 @@ pub enum Error {
         side: MessageSide,
         /// The procedure.
         name: String,
-        /// The decoder's error.
+        /// What the type says of the value, up to 300 bytes, or what is wrong with the bytes.
         reason: String,
     },
     /// The two ends disagree on the type of the arguments or of the result.

@@ -1,9 +1,28 @@
 //! Texts: cut to what a message may hold, and hexadecimal digits.
 
+use std::fmt::{self, Display, Write};
+
 /// The beginning of `text`: up to `limit` bytes, in whole characters. `str::floor_char_boundary` does it from Rust 1.91 on.
 pub(crate) fn clipped(text: &str, limit: usize) -> &str {
     let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or_default()]
+}
+
+/// The beginning of what `value` displays: up to `limit` bytes, in whole characters. The rest is not written.
+pub(crate) fn beginning(value: impl Display, limit: usize) -> String {
+    struct Beginning(String, usize);
+    impl fmt::Write for Beginning {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            let Beginning(written, limit) = self;
+            let fits = clipped(text, *limit - written.len());
+            written.push_str(fits);
+            if fits.len() < text.len() { Err(fmt::Error) } else { Ok(()) }
+        }
+    }
+    let mut written = Beginning(String::new(), limit);
+    // Fails where the text is too long, or the value's `Display` does.
+    let _ = write!(written, "{value}");
+    written.0
 }
 
 /// Bytes in lower-case hexadecimal digits.
@@ -36,6 +55,21 @@ mod tests {
     fn text_is_clipped_between_characters() {
         let beginnings: Vec<&str> = (0..=7).map(|limit| clipped("aü€", limit)).collect();
         assert_eq!(beginnings, ["", "a", "a", "aü", "aü", "aü", "aü€", "aü€"]);
+    }
+
+    #[test]
+    fn beginning_of_what_a_value_displays() {
+        let shown = |limit| beginning(format_args!("{}{}", "ab", "ü€"), limit);
+        assert_eq!([0, 1, 2, 3, 4, 6, 7, 8].map(shown), ["", "a", "ab", "ab", "abü", "abü", "abü€", "abü€"]);
+        struct Endless;
+        impl Display for Endless {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                loop {
+                    f.write_str("-")?;
+                }
+            }
+        }
+        assert_eq!(beginning(Endless, 4), "----");
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! compound values are decoded here, by postcard's wire format 1.0: a tuple or struct is its fields, a sequence or map its
 //! length and its elements, an option a byte, an enum the number of its variant.
 
+use std::cell::Cell;
 use std::mem;
 
 use postcard::Error;
@@ -21,6 +22,7 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
 use crate::shape::{PlainDecoder, plain_decoder};
+use crate::text::beginning;
 
 /// Maximum nesting depth. A thread's stack of 2 MiB has 16 KiB for each; an enum with thirteen fields takes 8 KiB in a
 /// debug build.
@@ -35,6 +37,9 @@ const ALLOCATION: usize = 32;
 /// Bytes that values may take beyond the message's length without a grant. So a list of bytes or of floats, which takes no more
 /// but for its allocation, needs none.
 const FREE_MEMORY: usize = 1 << 10;
+
+/// Bytes of the text of an error that a type has made. A peer's bytes may be in it.
+const MAX_REFUSAL: usize = 300;
 
 /// Bytes of memory that the values in a message of `len` bytes may take without a grant.
 pub(super) fn free_memory(len: usize) -> usize {
@@ -63,10 +68,16 @@ pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Strin
 /// refuse.
 pub(super) type AskForMemory<'a> = &'a mut dyn FnMut(usize) -> Option<usize>;
 
-/// The bytes are refused; [`Bounded`] has the reason. An error of any size would lie in each result between its tag and the
-/// value, and a value that a function returns would be copied around it in pieces: a list of structs took a third longer.
+/// The bytes are refused; [`Bounded`] or [`REFUSAL`] has the reason. An error of any size would lie in each result between its
+/// tag and the value, and a value that a function returns would be copied around it in pieces: a list of structs took a third
+/// longer.
 #[derive(Debug)]
 struct Undecodable;
+
+thread_local! {
+    /// The text of the last error, where the type has made it.
+    static REFUSAL: Cell<Option<String>> = const { Cell::new(None) };
+}
 
 type Decoded<T> = Result<T, Undecodable>;
 
@@ -79,7 +90,10 @@ impl std::fmt::Display for Undecodable {
 impl std::error::Error for Undecodable {}
 
 impl de::Error for Undecodable {
-    fn custom<T: std::fmt::Display>(_message: T) -> Undecodable {
+    #[cold]
+    fn custom<T: std::fmt::Display>(message: T) -> Undecodable {
+        // A thread that ends has no such place any more; then the text is lost.
+        let _ = REFUSAL.try_with(|refusal| refusal.set(Some(beginning(message, MAX_REFUSAL))));
         Undecodable
     }
 }
@@ -99,8 +113,7 @@ struct Bounded<'de, 'm> {
     more: AskForMemory<'m>,
     /// The bound that was exceeded.
     exceeded: Option<Bound>,
-    /// What else was wrong last. An error of the type's own has no text here, so where an impl has ignored one before, that is
-    /// reported.
+    /// What else was wrong last; unless [`REFUSAL`] has a text.
     error: Error,
     /// Number of variants of the enum that is being decoded.
     variants: u32,
@@ -142,7 +155,8 @@ impl<'de, 'm> Bounded<'de, 'm> {
         let rest = postcard.finalize();
         match decoded {
             Ok(value) if exceeded.is_none() && matches!(rest, Ok([])) => Ok((value, memory)),
-            decoded => Err(explain(std::any::type_name::<T>(), len, exceeded, decoded.map_err(|Undecodable| error).and(rest))),
+            Ok(_) => Err(explain(std::any::type_name::<T>(), len, exceeded, rest)),
+            Err(Undecodable) => Err(explain(std::any::type_name::<T>(), len, exceeded, Err(error))),
         }
     }
 
@@ -238,8 +252,9 @@ impl<'de, 'm> Bounded<'de, 'm> {
         decoded.map_err(|error| self.refuse(error))
     }
 
-    #[inline]
+    #[cold]
     fn refuse(&mut self, error: Error) -> Undecodable {
+        REFUSAL.set(None);
         self.error = error;
         Undecodable
     }
@@ -267,7 +282,10 @@ fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: postcard::Result
         ),
         (Some(Bound::Variant(variant)), _) => format!("variant {variant} is none of the type's ({len} bytes)"),
         (None, Ok(rest)) => format!("{} of {len} bytes are left over", rest.len()),
-        (None, Err(error)) => format!("{error} ({len} bytes)"),
+        (None, Err(error)) => match REFUSAL.take() {
+            Some(refusal) => format!("{refusal} ({len} bytes)"),
+            None => format!("{error} ({len} bytes)"),
+        },
     }
 }
 
