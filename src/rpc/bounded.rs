@@ -35,8 +35,8 @@ const FREE_ELEMENTS: usize = 16 << 10;
 /// Bytes that the allocator adds to a small allocation.
 const ALLOCATION: usize = 32;
 /// Bytes that values may take beyond the message's length without a grant. So a list of bytes or of floats, which takes no more
-/// but for its allocation, needs none.
-const FREE_MEMORY: usize = 1 << 10;
+/// but for its allocation, needs none, nor do a few small maps.
+const FREE_MEMORY: usize = 2 << 10;
 
 /// Bytes of the text of an error that a type has made. A peer's bytes may be in it.
 const MAX_REFUSAL: usize = 300;
