@@ -28,6 +28,14 @@ use crate::text::beginning;
 /// debug build.
 const MAX_DEPTH: u32 = 128;
 
+/// Bytes of the stack that nested values may take, where a level takes more than that: half of a thread's usual stack. The other
+/// half is for the innermost level.
+const MAX_STACK: usize = 1 << 20;
+
+/// Most elements that a `Deserialize` by others than serde itself is told to expect. Such an impl may reserve memory for all of
+/// them, however large they are; serde's own reserve a mebibyte at most.
+const MAX_EXPECTED: usize = 4096;
+
 /// Elements that take no bytes in the message, as those of `Vec<()>`. All others take at least one byte each. Decoding so many
 /// takes some microseconds.
 const FREE_ELEMENTS: usize = 16 << 10;
@@ -103,6 +111,8 @@ struct Bounded<'de, 'm> {
     postcard: postcard::Deserializer<'de, Slice<'de>>,
     len: usize,
     levels: u32,
+    /// Where the stack was when decoding began.
+    stack: usize,
     elements: usize,
     /// Bytes of memory that the values take; they may take `allowed`.
     memory: usize,
@@ -122,6 +132,7 @@ struct Bounded<'de, 'm> {
 #[derive(Clone, Copy)]
 enum Bound {
     Depth,
+    Stack,
     Elements,
     Memory {
         allowed: usize,
@@ -141,6 +152,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
             elements: bytes.len() + FREE_ELEMENTS,
             memory: 0,
             allowed: free_memory(bytes.len()),
+            stack: stack_position(),
             container,
             more,
             exceeded: None,
@@ -180,9 +192,16 @@ impl<'de, 'm> Bounded<'de, 'm> {
     /// A value of so many bytes is larger than its container, so it is most likely in a box.
     #[cold]
     fn enter_box(&mut self, size: usize) -> Decoded<()> {
+        self.check_stack()?;
         self.count(size + ALLOCATION)?;
         self.container = size;
         Ok(())
+    }
+
+    /// Each recursion goes through a box, a list or a map, so it is enough to ask there.
+    #[inline]
+    fn check_stack(&mut self) -> Decoded<()> {
+        if self.stack.abs_diff(stack_position()) > MAX_STACK { Err(self.exceed(Bound::Stack)) } else { Ok(()) }
     }
 
     /// Accounts for so many more bytes of memory.
@@ -207,6 +226,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
     /// time.
     #[inline]
     fn decode_length(&mut self) -> Decoded<usize> {
+        self.check_stack()?;
         let length: usize = self.primitive()?;
         match self.elements.checked_sub(length) {
             Some(elements) => {
@@ -266,11 +286,26 @@ impl<'de, 'm> Bounded<'de, 'm> {
     }
 }
 
+/// Where the stack is, about: an address in the frame of the calling function.
+#[inline(always)]
+fn stack_position() -> usize {
+    let here = 0u8;
+    (&raw const here).addr()
+}
+
+/// Whether `V` is a visitor of serde's own impls. If serde renames their module, lists grow step by step.
+#[inline]
+fn is_serdes_own<V>() -> bool {
+    let visitor = std::any::type_name::<V>();
+    visitor.starts_with("serde_core::de::impls::") || visitor.starts_with("serde::de::impls::")
+}
+
 /// Why `len` bytes were refused. The exceeded bound is reported even where a `Deserialize` impl has discarded the error.
 #[cold]
 fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: postcard::Result<&[u8]>) -> String {
     match (exceeded, rest) {
         (Some(Bound::Depth), _) => format!("nested deeper than {MAX_DEPTH} levels"),
+        (Some(Bound::Stack), _) => format!("nested so deep that decoding takes more than {MAX_STACK} bytes of the stack"),
         (Some(Bound::Elements), _) => format!("more elements than {len} bytes can hold"),
         (Some(Bound::Memory { allowed }), _) => {
             format!("the values in {len} bytes would take more than {allowed} bytes of memory")
@@ -369,13 +404,20 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     #[inline]
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         let left = self.decode_length()?;
+        let most = if is_serdes_own::<V>() { left } else { left.min(MAX_EXPECTED) };
         self.descend(|inside| match plain_decoder::<V>() {
             // Memory is asked for only where the elements can be there; the cause is that of the first that is not.
             Some(plain) if inside.rest()?.len() / plain.min_size >= left => inside.decode_numbers(left, plain),
             _ => match Collection::of::<V::Value>() {
-                Collection::Array => visitor.visit_seq(BoundedElements::<_, ARRAY>::new(inside, left)),
-                Collection::Linked => visitor.visit_seq(BoundedElements::<_, LINKED>::new(inside, left)),
-                Collection::Table => visitor.visit_seq(BoundedElements::<_, TABLE>::new(inside, left)),
+                Collection::Array => {
+                    visitor.visit_seq(BoundedElements::<_, ARRAY> { most, ..BoundedElements::new(inside, left) })
+                }
+                Collection::Linked => {
+                    visitor.visit_seq(BoundedElements::<_, LINKED> { most, ..BoundedElements::new(inside, left) })
+                }
+                Collection::Table => {
+                    visitor.visit_seq(BoundedElements::<_, TABLE> { most, ..BoundedElements::new(inside, left) })
+                }
             },
         })
     }
@@ -383,7 +425,8 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     #[inline]
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         let left = self.decode_length()?;
-        self.descend(|inside| visitor.visit_map(BoundedElements::<_, TABLE>::new(inside, left)))
+        let most = if is_serdes_own::<V>() { left } else { left.min(MAX_EXPECTED) };
+        self.descend(|inside| visitor.visit_map(BoundedElements::<_, TABLE> { most, ..BoundedElements::new(inside, left) }))
     }
 
     #[inline]
@@ -468,6 +511,8 @@ const ENTRY: usize = 8;
 struct BoundedElements<B, const IN: u8> {
     inside: B,
     left: usize,
+    /// The container is told to expect so many at most.
+    most: usize,
     /// Slots of a table that the next element takes.
     slots: usize,
 }
@@ -475,7 +520,7 @@ struct BoundedElements<B, const IN: u8> {
 impl<B, const IN: u8> BoundedElements<B, IN> {
     #[inline]
     fn new(inside: B, left: usize) -> Self {
-        BoundedElements { inside, left, slots: FIRST_SLOTS }
+        BoundedElements { inside, left, most: left, slots: FIRST_SLOTS }
     }
 }
 
@@ -496,7 +541,7 @@ impl<const IN: u8> BoundedElements<&mut Bounded<'_, '_>, IN> {
     /// Containers reserve memory for so many elements before they decode the first, so it is at most the message's length.
     #[inline]
     fn expected(&self) -> Option<usize> {
-        Some(self.left.min(self.inside.len))
+        Some(self.left.min(self.inside.len).min(self.most))
     }
 }
 

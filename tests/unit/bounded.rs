@@ -297,6 +297,61 @@ fn memory_of_values_is_accounted() {
     assert_eq!(memory(&(0..200).collect::<LinkedList<u16>>()), (2 + ALLOCATION) * 200 + ALLOCATION);
 }
 
+/// What is reserved before the first element is decoded is bounded, whatever reserves it.
+#[test]
+fn own_visitors_are_told_to_expect_few_elements() {
+    #[derive(Debug)]
+    struct Reserving(usize);
+    impl<'de> Deserialize<'de> for Reserving {
+        fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Reserving, D::Error> {
+            struct Own;
+            impl<'de> Visitor<'de> for Own {
+                type Value = Reserving;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("a list")
+                }
+                fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Reserving, A::Error> {
+                    let hint = list.size_hint().unwrap();
+                    while list.next_element::<Option<u8>>()?.is_some() {}
+                    Ok(Reserving(hint))
+                }
+            }
+            deserializer.deserialize_seq(Own)
+        }
+    }
+    let bytes = |count| postcard::to_stdvec(&vec![None::<u8>; count]).unwrap();
+    assert_eq!(decode::<Reserving>(&bytes(300)).unwrap().0, 300);
+    assert_eq!(decode::<Reserving>(&bytes(100_000)).unwrap().0, MAX_EXPECTED);
+    // Serde's own are told all, so that a list need not grow.
+    assert_eq!(decode::<Vec<Option<u8>>>(&bytes(100_000)).unwrap().capacity(), 100_000);
+}
+
+/// A level may take more of the stack than `MAX_DEPTH` allows for.
+#[test]
+fn large_levels_do_not_overflow_the_stack() {
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Large {
+        data: [[[u8; 32]; 32]; 16],
+        next: Option<Box<Large>>,
+    }
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Listed {
+        data: [[[u8; 32]; 32]; 16],
+        next: Vec<Listed>,
+    }
+    let level = |more| [&[0; 16 << 10][..], &[more]].concat();
+    let bytes = |levels: usize| [level(1).repeat(levels - 1), level(0)].concat();
+    let decode_in_a_thread = |levels| {
+        let bytes = bytes(levels);
+        // An option and a list of at most one are the same bytes.
+        let decode = move || (decode::<Large>(&bytes).map(|_| ()), decode::<Listed>(&bytes).map(|_| ()));
+        std::thread::Builder::new().stack_size(2 << 20).spawn(decode).unwrap().join().unwrap()
+    };
+    assert_eq!(decode_in_a_thread(2), (Ok(()), Ok(())));
+    let (boxed, listed) = decode_in_a_thread(60);
+    assert!(boxed.unwrap_err().contains("of the stack") && listed.unwrap_err().contains("of the stack"));
+}
+
 /// Its boxes hold values of its own size, so what lies around a box says nothing of what is in it.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Branch {
