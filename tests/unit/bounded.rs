@@ -328,6 +328,7 @@ fn own_visitors_are_told_to_expect_few_elements() {
 
 /// A level may take more of the stack than `MAX_DEPTH` allows for.
 #[test]
+#[cfg_attr(miri, ignore)]
 fn large_levels_do_not_overflow_the_stack() {
     #[derive(Debug, Serialize, Deserialize)]
     struct Large {
