@@ -7,7 +7,8 @@
 //!
 //! **Memory.** The deserializer adds up the memory of the elements of lists and maps, with the slots that sets and maps leave
 //! free, the allocator's overhead for each list and string, and the content of boxes, as far as it is larger than the box. (The
-//! characters of a string do not count: they take as much in the message.) Beyond [`free_memory`], the caller has to grant more, or decoding fails.
+//! characters of a string do not count: they take as much in the message.) Beyond [`free_memory`], the caller has to grant more,
+//! or decoding fails.
 //!
 //! Postcard itself decodes primitive values; a `Vec` of numbers or points is decoded as a whole, by [`plain_decoder`]. Other
 //! compound values are decoded here, by postcard's wire format 1.0: a tuple or struct is its fields, a sequence or map its
@@ -87,6 +88,11 @@ thread_local! {
     static REFUSAL: Cell<Option<String>> = const { Cell::new(None) };
 }
 
+/// A thread that ends has no place for a text any more; then it is lost.
+fn replace_refusal(text: Option<String>) -> Option<String> {
+    REFUSAL.try_with(|refusal| refusal.replace(text)).ok().flatten()
+}
+
 type Decoded<T> = Result<T, Undecodable>;
 
 impl std::fmt::Display for Undecodable {
@@ -100,8 +106,7 @@ impl std::error::Error for Undecodable {}
 impl de::Error for Undecodable {
     #[cold]
     fn custom<T: std::fmt::Display>(message: T) -> Undecodable {
-        // A thread that ends has no such place any more; then the text is lost.
-        let _ = REFUSAL.try_with(|refusal| refusal.set(Some(beginning(message, MAX_REFUSAL))));
+        replace_refusal(Some(beginning(message, MAX_REFUSAL)));
         Undecodable
     }
 }
@@ -279,7 +284,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
 
     #[cold]
     fn refuse(&mut self, error: Error) -> Undecodable {
-        REFUSAL.set(None);
+        replace_refusal(None);
         self.error = error;
         Undecodable
     }
@@ -322,7 +327,7 @@ fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: postcard::Result
         ),
         (Some(Bound::Variant(variant)), _) => format!("variant {variant} is none of the type's ({len} bytes)"),
         (None, Ok(rest)) => format!("{} of {len} bytes are left over", rest.len()),
-        (None, Err(error)) => match REFUSAL.take() {
+        (None, Err(error)) => match replace_refusal(None) {
             Some(refusal) => format!("{refusal} ({len} bytes)"),
             None => format!("{error} ({len} bytes)"),
         },
@@ -409,20 +414,13 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     #[inline]
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         let left = self.decode_length()?;
-        let most = if is_serdes_own::<V>() { left } else { left.min(MAX_EXPECTED) };
         self.descend(|inside| match plain_decoder::<V>() {
             // Memory is asked for only where the elements can be there; the cause is that of the first that is not.
             Some(plain) if inside.rest()?.len() / plain.min_size >= left => inside.decode_numbers(left, plain),
             _ => match Collection::of::<V::Value>() {
-                Collection::Array => {
-                    visitor.visit_seq(BoundedElements::<_, ARRAY> { most, ..BoundedElements::new(inside, left) })
-                }
-                Collection::Linked => {
-                    visitor.visit_seq(BoundedElements::<_, LINKED> { most, ..BoundedElements::new(inside, left) })
-                }
-                Collection::Table => {
-                    visitor.visit_seq(BoundedElements::<_, TABLE> { most, ..BoundedElements::new(inside, left) })
-                }
+                Collection::Array => visitor.visit_seq(BoundedElements::<_, ARRAY>::of::<V>(inside, left)),
+                Collection::Linked => visitor.visit_seq(BoundedElements::<_, LINKED>::of::<V>(inside, left)),
+                Collection::Table => visitor.visit_seq(BoundedElements::<_, TABLE>::of::<V>(inside, left)),
             },
         })
     }
@@ -430,13 +428,12 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     #[inline]
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         let left = self.decode_length()?;
-        let most = if is_serdes_own::<V>() { left } else { left.min(MAX_EXPECTED) };
-        self.descend(|inside| visitor.visit_map(BoundedElements::<_, TABLE> { most, ..BoundedElements::new(inside, left) }))
+        self.descend(|inside| visitor.visit_map(BoundedElements::<_, TABLE>::of::<V>(inside, left)))
     }
 
     #[inline]
     fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Decoded<V::Value> {
-        self.descend(|inside| visitor.visit_seq(BoundedElements::<_, IN_PLACE>::new(inside, left)))
+        self.descend(|inside| visitor.visit_seq(BoundedElements::<_, IN_PLACE>::of::<V>(inside, left)))
     }
 
     #[inline]
@@ -522,14 +519,15 @@ struct BoundedElements<B, const IN: u8> {
     slots: usize,
 }
 
-impl<B, const IN: u8> BoundedElements<B, IN> {
+impl<'a, 'de, 'm, const IN: u8> BoundedElements<&'a mut Bounded<'de, 'm>, IN> {
+    /// The elements that `V` will visit.
     #[inline]
-    fn new(inside: B, left: usize) -> Self {
-        BoundedElements { inside, left, most: left, slots: FIRST_SLOTS }
+    fn of<V>(inside: &'a mut Bounded<'de, 'm>, left: usize) -> Self {
+        // Containers reserve memory for so many elements before they decode the first, so it is at most the message's length.
+        let most = if is_serdes_own::<V>() { inside.len } else { inside.len.min(MAX_EXPECTED) };
+        BoundedElements { inside, left, most, slots: FIRST_SLOTS }
     }
-}
 
-impl<const IN: u8> BoundedElements<&mut Bounded<'_, '_>, IN> {
     /// Accounts for the memory of one element, the key or the only part of its entry.
     #[inline]
     fn account_element<T>(&mut self) -> Decoded<()> {
@@ -541,12 +539,6 @@ impl<const IN: u8> BoundedElements<&mut Bounded<'_, '_>, IN> {
         }
         self.inside.container = size_of::<T>();
         Ok(())
-    }
-
-    /// Containers reserve memory for so many elements before they decode the first, so it is at most the message's length.
-    #[inline]
-    fn expected(&self) -> Option<usize> {
-        Some(self.left.min(self.inside.len).min(self.most))
     }
 }
 
@@ -564,7 +556,7 @@ impl<'de, const IN: u8> de::SeqAccess<'de> for BoundedElements<&mut Bounded<'de,
 
     #[inline]
     fn size_hint(&self) -> Option<usize> {
-        self.expected()
+        Some(self.left.min(self.most))
     }
 }
 
@@ -588,7 +580,7 @@ impl<'de> de::MapAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TABLE> {
 
     #[inline]
     fn size_hint(&self) -> Option<usize> {
-        self.expected()
+        Some(self.left.min(self.most))
     }
 }
 
@@ -624,12 +616,12 @@ impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn tuple_variant<V: Visitor<'de>>(self, left: usize, visitor: V) -> Decoded<V::Value> {
-        visitor.visit_seq(BoundedElements::<_, IN_PLACE>::new(self, left))
+        visitor.visit_seq(BoundedElements::<_, IN_PLACE>::of::<V>(self, left))
     }
 
     #[inline]
     fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Decoded<V::Value> {
-        visitor.visit_seq(BoundedElements::<_, IN_PLACE>::new(self, fields.len()))
+        visitor.visit_seq(BoundedElements::<_, IN_PLACE>::of::<V>(self, fields.len()))
     }
 }
 

@@ -429,6 +429,30 @@ fn errors_of_an_impl_are_reported() {
     assert_eq!(error::<[Never; 2]>(&[255, 1]).len(), "never 255 (2 bytes)".len() + 255);
 }
 
+/// A thread that ends may still decode, in destructors that run after that of the text.
+#[test]
+fn errors_are_reported_when_a_thread_ends() {
+    struct Late(std::sync::mpsc::Sender<(String, String)>);
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let _ = self.0.send((error::<bool>(&[2]), error::<NonZeroU8>(&[0])));
+        }
+    }
+    thread_local! {
+        static LATE: std::cell::OnceCell<Late> = const { std::cell::OnceCell::new() };
+    }
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let refuse_late = || {
+        // Destructors run in the reverse order of first use.
+        LATE.with(|late| late.set(Late(sender)).ok());
+        error::<NonZeroU8>(&[0]);
+    };
+    std::thread::spawn(refuse_late).join().unwrap();
+    let (bool, zero) = receiver.recv().unwrap();
+    assert_eq!(bool, format!("{} (1 bytes)", postcard::Error::DeserializeBadBool));
+    assert_eq!(zero, format!("{} (1 bytes)", postcard::Error::SerdeDeCustom));
+}
+
 #[test]
 fn memory_beyond_the_free_amount_is_requested() {
     let bytes = postcard::to_stdvec(&vec![String::new(); 100_000]).unwrap();
