@@ -24,6 +24,8 @@ pub(crate) struct Completion {
     state: Mutex<CompletionState>,
     /// How many polls of a future have led: see `polls`.
     pub(super) polls: AtomicU32,
+    /// When the last poll of a future that led was, at the last poll of this one that found another leader.
+    pub(super) found_led_at: AtomicU32,
 }
 
 #[derive(Default)]

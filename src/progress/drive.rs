@@ -276,15 +276,19 @@ impl Core {
         // The peer must get what this thread has queued, and other threads may run jobs in place of this one while it waits.
         self.uncork();
         let _blocking = workers::Blocking::enter();
-        let _paused = self.pause_handler();
+        let paused = self.pause_handler();
         let goal = DriveGoal { stop: ready, announce, deadline, progress: false, until_event: false };
-        match self.driver_lock.try_acquire() {
+        let ready = match self.driver_lock.try_acquire() {
             Some(acquired) => self.drive_as_caller(acquired, &goal),
             None => with_sleeper(|sleeper| {
                 announce(&sleeper.waiter);
                 self.wait_in_queue(sleeper, &goal)
             }),
+        };
+        if !paused.is_progress() {
+            self.has_driven();
         }
+        ready
     }
 
     fn wait_in_queue(&self, sleeper: &ThreadSleeper, goal: &DriveGoal<'_>) -> bool {

@@ -12,6 +12,9 @@
 //! The leader holds the driver lock while it drives only, so nothing is lost if it is not polled again. Between its polls, and when
 //! its operation has ended, the lock may be free, as it is between calls of a thread that blocks. The progress thread looks for
 //! that every 0.25 ms then, and acquires it when no caller has meanwhile.
+//!
+//! A future may be polled once and kept, as a branch of `select!` is. So an operation that is polled twice while the leader is not
+//! polled takes its place; the first that find a leader which does not drive ask to be polled again.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -35,8 +38,8 @@ const BREAK: Duration = Duration::from_micros(50);
 /// After operations that have led in vain, or calls that were held in vain, up to two to the power of this many do not lead, or are
 /// not held.
 const MOST_MISSES: u32 = 6;
-/// A leader that has not been polled during so many polls of others is gone.
-const LEADER_LOST: u32 = 1024;
+/// So many polls after one that led, futures ask to be polled again, since the leader may be gone.
+const STANDING_BY: u32 = 4;
 
 /// Which future leads, and whether it pays that one does. Races between threads cost time only.
 #[derive(Default)]
@@ -90,13 +93,15 @@ fn address(operation: &Completion) -> usize {
 }
 
 impl Polls {
-    /// Whether this poll of the operation leads.
-    fn lead(&self, operation: &Completion, clock: u64) -> bool {
+    /// Whether this poll of the operation leads. `drives` is true while another thread does drive.
+    fn lead(&self, operation: &Completion, clock: u64, drives: impl FnOnce() -> bool) -> bool {
         let count = self.count.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let leader = self.leader.load(Ordering::Relaxed);
-        let is_other = leader != 0 && leader != address(operation);
-        if is_other && count.wrapping_sub(self.led_at.load(Ordering::Relaxed)) < LEADER_LOST {
-            return false;
+        if leader != 0 && leader != address(operation) {
+            let led_at = self.led_at.load(Ordering::Relaxed);
+            if operation.found_led_at.swap(led_at, Ordering::Relaxed) != led_at || drives() {
+                return false;
+            }
         }
         let mut polls = operation.polls.fetch_add(1, Ordering::Relaxed);
         if polls == 0 && (self.leading.skips() || self.is_break(clock)) {
@@ -134,9 +139,20 @@ impl Polls {
         (alone, alone && count.is_multiple_of(CROWDED_POLLS))
     }
 
+    /// Whether a future that found another to lead is to be polled again, in case that is not.
+    fn stands_by(&self) -> bool {
+        self.count.load(Ordering::Relaxed).wrapping_sub(self.led_at.load(Ordering::Relaxed)) <= STANDING_BY
+    }
+
     /// Whether the progress thread has to look for a free lock often.
-    pub(super) fn take_leaves_lock_free(&self) -> bool {
-        self.leaves_lock_free.swap(false, Ordering::Relaxed)
+    pub(super) fn leaves_lock_free(&self) -> bool {
+        self.leaves_lock_free.load(Ordering::Relaxed)
+    }
+
+    /// The progress thread has found the lock free for a while: no future leads.
+    pub(super) fn lock_was_free(&self) {
+        self.leaves_lock_free.store(false, Ordering::Relaxed);
+        self.leader.store(0, Ordering::Relaxed);
     }
 
     /// Whether calls that may wait for more are held now. To be followed by `hold_ended`, where it is known how it ended.
@@ -176,7 +192,9 @@ impl Core {
         if operation.is_ready() {
             return self.ended(operation);
         }
-        let leads = short && self.may_lead() && self.polls.lead(operation, self.pacer.clock.load(Ordering::Relaxed));
+        let may_lead = short && self.may_lead();
+        let leads =
+            may_lead && self.polls.lead(operation, self.pacer.clock.load(Ordering::Relaxed), || !self.driver_lock.is_free());
         if leads && self.drive_in_poll(operation) || !operation.wake_task(waker) {
             return self.ended(operation);
         }
@@ -184,12 +202,21 @@ impl Core {
             wake_by_ref_quietly(waker);
             return false;
         }
-        match self.driver_lock.holder_is_awake() {
-            // The driver, or the leader, sends what is queued.
-            Some(true) if !self.threads.is_handling() => return false,
-            None if self.polls.has_leader() => return false,
-            None => self.threads.take_over(),
-            Some(_) => {}
+        let holder = self.driver_lock.holder_is_awake();
+        if holder == Some(true) && !self.threads.is_handling() {
+            // The driver sends what is queued.
+            return false;
+        }
+        if self.polls.has_leader() {
+            if may_lead && self.polls.stands_by() {
+                wake_by_ref_quietly(waker);
+            }
+            if holder.is_none() {
+                // The leader sends it.
+                return false;
+            }
+        } else if holder.is_none() {
+            self.threads.take_over();
         }
         self.uncork();
         false
@@ -198,6 +225,7 @@ impl Core {
     fn ended(&self, operation: &Completion) -> bool {
         if self.polls.resign(operation) {
             self.polls.leading.note(true);
+            self.has_driven();
         }
         true
     }

@@ -59,6 +59,8 @@ pub(super) struct Threads {
     progress: Mutex<Option<Arc<ThreadWaiter>>>,
     /// The caller that drove does not come back soon: the progress thread acquires the driver lock without waiting for that.
     takes_over: AtomicBool,
+    /// `handling` when a caller last left the lock free.
+    handled: AtomicU64,
     /// The watcher, and the progress threads by generation.
     handles: Mutex<Vec<(Option<u64>, JoinHandle<()>)>>,
 }
@@ -348,12 +350,15 @@ fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
         core.threads.takes_over.store(true, Ordering::SeqCst);
     }
     match core.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
-        Ok(()) => true,
+        Ok(()) => {
+            core.polls.lock_was_free();
+            true
+        }
         Err(contended) => {
             // After a sleep without timeout, the caller that drove gets a `TICK` to come back before this thread acquires the
             // lock.
             *seen = if contended.until_woken { u64::MAX } else { contended.epoch };
-            let tick = if core.polls.take_leaves_lock_free() { SHORT_TICK } else { TICK };
+            let tick = if core.polls.leaves_lock_free() { SHORT_TICK } else { TICK };
             sleeper.sleep((!contended.until_woken).then(|| Instant::now() + tick));
             false
         }
@@ -478,7 +483,36 @@ pub(super) struct HandlerPaused<'a> {
     threads: Option<&'a Threads>,
 }
 
+impl HandlerPaused<'_> {
+    /// The thread is the progress thread.
+    pub(super) fn is_progress(&self) -> bool {
+        self.threads.is_some()
+    }
+}
+
 impl Core {
+    /// The calling thread has driven for an operation that has ended. If the progress thread has handled requests since that last
+    /// happened, there may be more, and it drives now. An engine that only calls leaves the lock free for its next call.
+    #[inline]
+    pub(super) fn has_driven(&self) {
+        let threads = &self.threads;
+        let handling = threads.handling.load(Ordering::Relaxed);
+        if handling != threads.handled.load(Ordering::Relaxed) && self.driver_lock.holder_is_awake().is_none() {
+            threads.handled.store(handling, Ordering::Relaxed);
+            threads.take_over();
+        }
+    }
+
+    /// The calling thread has answered a request. If it, or another, has waited for a call meanwhile, no thread may drive now; and more
+    /// requests may come, so the progress thread does not wait for the next call.
+    #[inline]
+    pub(crate) fn answered(&self) {
+        let is_progress = || HANDLING.get().is_some_and(|handling| handling.engine == self.threads.identity());
+        if self.driver_lock.holder_is_awake().is_none() && !is_progress() {
+            self.threads.take_over();
+        }
+    }
+
     /// Lets the handler that this thread runs wait, if it runs one as a progress thread.
     pub(super) fn pause_handler(&self) -> HandlerPaused<'_> {
         self.pass_on_jobs_of_loop();
@@ -559,7 +593,14 @@ impl Core {
         for job in jobs {
             let waited = job.waited(self.pacer.nanos());
             job.run(self.pacer.now(), waited);
+            // Begun and ended: the watcher, which would start another progress thread, does not see it run.
+            self.threads.handling.fetch_add(2, Ordering::SeqCst);
         }
         self.driver_lock.release_as_progress();
+    }
+
+    /// Whether the progress thread has been told to take over since this was last asked.
+    pub(crate) fn takes_over(&self) -> bool {
+        self.threads.takes_over.swap(false, Ordering::SeqCst)
     }
 }

@@ -596,8 +596,10 @@ impl<R> Responder<R> {
         let shared = request.engine.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let (sent, arrived) = (reply.content.len(), self.arrival());
+        let answered = shared.core.exec(|proto| proto.respond(request.id, Ok(reply)));
+        shared.core.answered();
         // An `Error` is large: the usual case does not move one.
-        match shared.core.exec(|proto| proto.respond(request.id, Ok(reply))) {
+        match answered {
             Ok(()) => {
                 request.note_end(&self.side, sent, arrived, None);
                 self.span.end(|| request.monitored(), None);
@@ -626,6 +628,7 @@ impl<R> Responder<R> {
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let (refusal, arrived) = (request.error(Failure::Refused(status.clone())), self.arrival());
         let answered = shared.core.exec(|proto| proto.respond(request.id, Err(status))).map_err(|failure| request.error(failure));
+        shared.core.answered();
         let error = answered.as_ref().err().unwrap_or(&refusal);
         request.note_end(&self.side, 0, arrived, Some(error));
         self.span.end(|| request.monitored(), Some(error));

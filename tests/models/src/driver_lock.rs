@@ -161,13 +161,37 @@ pub(crate) fn task_whose_polls_lead_is_woken() {
                 let (core, event) = (core.clone(), Event::Ends(completion.clone()));
                 thread::spawn(move || if by_reactor { core.arrive_by_reactor(event) } else { core.arrive(event) })
             };
-            let task = Arc::<Task>::default();
-            while !core.poll_operation(&completion, &Waker::from(task.clone()), true) {
-                task.0.wait();
-            }
+            await_operation(&core, &completion);
             event.join().unwrap();
             core.stop();
             progress.join().unwrap();
         });
     }
+}
+
+fn await_operation(core: &Core, completion: &Completion) {
+    let task = Arc::<Task>::default();
+    while !core.poll_operation(completion, &Waker::from(task.clone()), true) {
+        task.0.wait();
+    }
+}
+
+/// A future that leads is polled once, and kept: the next one leads in its place, once, or the progress thread gets its event.
+pub(crate) fn task_behind_a_leader_that_is_kept_is_woken() {
+    model(2, || {
+        let core = Core::leading();
+        let kept = Completion::new();
+        assert!(!core.poll_operation(&kept, &Waker::from(Arc::<Task>::default()), true));
+        let progress = progresses(&core);
+        let completion = Completion::new();
+        completion.set_polls(true);
+        let event = {
+            let (core, event) = (core.clone(), Event::Ends(completion.clone()));
+            thread::spawn(move || core.arrive(event))
+        };
+        await_operation(&core, &completion);
+        event.join().unwrap();
+        core.stop();
+        progress.join().unwrap();
+    });
 }

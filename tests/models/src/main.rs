@@ -49,7 +49,8 @@ const MODELS: &[(&str, fn())] = models! {
     driver_lock: two_callers_get_their_outcomes handed_off_driver_lock_is_not_lost holder_is_not_in_the_queue
         outcome_from_another_thread_wakes_the_driver progress_thread_releases_the_lock_and_returns
         reactor_event_is_not_lost event_during_release_is_taken progress_thread_is_stopped_wherever_it_sleeps
-        new_deadline_wakes_the_driver task_whose_polls_lead_is_woken;
+        new_deadline_wakes_the_driver task_whose_polls_lead_is_woken
+        task_behind_a_leader_that_is_kept_is_woken;
     alone: no_caller_queues_behind_a_sleeping_holder each_form_of_release_wakes_the_next_waiter
         released_driver_lock_is_acquired_by_the_waiter borrowed_driver_lock_has_one_holder;
     rings: records_arrive_in_order response_wakes_the_sleeping_end injected_response_wakes_the_sleeping_end no_read_after_reclaim

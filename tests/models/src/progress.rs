@@ -81,6 +81,12 @@ struct Timers {
 /// No model has handlers on the progress thread.
 struct HandlerPaused;
 
+impl HandlerPaused {
+    fn is_progress(&self) -> bool {
+        false
+    }
+}
+
 /// No model has the caller's event loop.
 struct External;
 
@@ -139,6 +145,9 @@ impl Core {
     fn pause_handler(&self) -> HandlerPaused {
         HandlerPaused
     }
+
+    /// No model has handlers, for whose next requests the progress thread would take over.
+    fn has_driven(&self) {}
 
     fn dispatch(&self, _: Job) {}
 
@@ -232,7 +241,10 @@ impl Core {
             self.threads.takes_over.store(true, Ordering::SeqCst);
         }
         match self.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
-            Ok(()) => true,
+            Ok(()) => {
+                self.polls.lock_was_free();
+                true
+            }
             Err(contended) => {
                 *seen = if contended.until_woken { u64::MAX } else { contended.epoch };
                 sleeper.sleep((!contended.until_woken).then_some(self.start));

@@ -512,3 +512,97 @@ fn calls_of_tasks_are_held_while_answers_may_come() -> crate::Result<()> {
     }
     Ok(())
 }
+
+/// Polls a future once; whether it is ready, and how many times its task has been woken meanwhile.
+fn poll_once<F: Future + Unpin>(future: &mut F) -> (bool, usize) {
+    struct Wakes(AtomicUsize);
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
+    let waker = std::task::Waker::from(wakes.clone());
+    let ready = std::pin::Pin::new(future).poll(&mut std::task::Context::from_waker(&waker)).is_ready();
+    (ready, wakes.0.load(Ordering::Relaxed))
+}
+
+/// A branch of `select!` is polled once, and kept. Behind such futures, others drive nevertheless.
+#[test]
+fn future_leads_in_place_of_those_that_are_not_polled_any_more() -> crate::Result<()> {
+    let server = Engine::server("loop://")?;
+    let (keep, _kept_responders) = std::sync::mpsc::channel();
+    server.define_deferred("never", move |responder: crate::Responder<u64>, (): ()| keep.send(responder).unwrap())?;
+    server.define("echo", |_: &Request, n: u64| n)?;
+    let client = Engine::client("loop")?;
+    let peer = client.lookup(server.address())?;
+    let (never, echo) = (client.procedure::<(), u64>("never").on(&peer), client.procedure::<u64, u64>("echo").on(&peer));
+    echo.call(&0)?;
+    let (core, far) = (client.by_hand(), server.by_hand());
+    // With one processor, futures do not drive.
+    if core.held_calls().is_none() {
+        return Ok(());
+    }
+    for kept in 1..=3 {
+        let mut pending: Vec<_> = (0..kept).map(|_| never.start(&())).collect::<crate::Result<_>>()?;
+        for future in &mut pending {
+            assert_eq!(poll_once(future), (false, 1), "the first leads, and others stand by");
+        }
+        let mut behind = echo.start(&7)?;
+        assert_eq!(poll_once(&mut behind), (false, 1), "it stands by");
+        // Before it waits for the answer, it lets other tasks run.
+        let ready = (0..8).any(|_| {
+            far.turn(false);
+            poll_once(&mut behind).0
+        });
+        assert!(ready, "it leads in place of {kept}");
+    }
+    Ok(())
+}
+
+/// What the progress thread must not be late for is a request. So it takes over where a thread that drives no more, or has not
+/// driven, leaves the lock free, if the engine is asked at all.
+#[test]
+fn progress_thread_takes_over_for_the_next_request() -> crate::Result<()> {
+    let server = Engine::server("loop://")?;
+    let (keep, kept) = std::sync::mpsc::channel();
+    server.define_deferred("later", move |responder: crate::Responder<u64>, (): ()| keep.send(responder).unwrap())?;
+    let client = Engine::client("loop")?;
+    client.define("hello", |_: &Request, ()| ())?;
+    let address = client.listen("loop://")?;
+    let peer = client.lookup(server.address())?;
+    let (later, ping) = (client.procedure::<(), u64>("later").on(&peer), client.procedure::<(), u64>("ping").on(&peer));
+    server.define("ping", |_: &Request, ()| 1u64)?;
+    ping.call(&())?;
+    let back = server.procedure::<(), ()>("hello").on(server.lookup(address)?);
+    back.call(&())?;
+    let (core, far) = (client.by_hand(), server.by_hand());
+    let call = || {
+        std::thread::scope(|scope| {
+            let called = scope.spawn(|| ping.call(&()));
+            while !called.is_finished() {
+                far.turn(false);
+            }
+            called.join().unwrap()
+        })
+    };
+    call()?;
+    core.takes_over();
+    call()?;
+    assert!(!core.takes_over(), "an engine that is not asked leaves the lock free for its next call");
+    let asked = back.start(&())?;
+    core.turn(false);
+    call()?;
+    assert!(core.takes_over(), "the engine has handled a request");
+    call()?;
+    assert!(!core.takes_over(), "and no other one since");
+    drop(asked);
+
+    let pending = later.start(&())?;
+    far.turn(false);
+    far.takes_over();
+    kept.recv().unwrap().respond(&7)?;
+    assert!(far.takes_over(), "this thread has answered, and no thread drives");
+    drop(pending);
+    Ok(())
+}
