@@ -108,7 +108,7 @@ pub enum Error {
         /// The procedure.
         name: String,
     },
-    /// The handler panicked; the server keeps running.
+    /// The handler panicked, or the decoding of its arguments or the encoding of its result did; the server keeps running.
     #[error("`{name}` at {peer} panicked: {message}")]
     HandlerPanicked {
         /// The peer.

@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::error::Error as StdError;
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -221,7 +222,7 @@ fn arguments<'a, A: Deserialize<'a>, R>(
 ) -> Result<(Responder<R>, A), NotDecoded<R>> {
     let (id, one_way) = (responder.request().id(), responder.request().is_one_way());
     let (mut requested, mut refused, mut no_memory) = (false, None, None);
-    let decoded = bounded::decode_within(bytes, &mut |memory| {
+    let mut admit = |memory| {
         requested = true;
         match shared.core.exec(|proto| proto.admit_values(id, memory)) {
             Ok(granted) => return Some(granted),
@@ -235,7 +236,15 @@ fn arguments<'a, A: Deserialize<'a>, R>(
             Err(status) => refused = Some(status),
         }
         None
-    });
+    };
+    let decoded = match catch_unwind(AssertUnwindSafe(|| bounded::decode_within(bytes, &mut admit))) {
+        Ok(decoded) => decoded,
+        Err(panic) => {
+            let status = panicked(responder.request(), &*panic);
+            let _ = responder.refuse(status);
+            return Err(NotDecoded::Refused);
+        }
+    };
     match decoded {
         Ok((arguments, memory)) => {
             if requested {
@@ -381,7 +390,11 @@ fn respond_with<R: Serialize>(responder: Responder<R>, outcome: std::thread::Res
 /// Responds with what the closure returned, with the text of its error, or with its panic.
 fn respond_or_fail<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<Result<R, String>>) {
     let sent = match outcome {
-        Ok(Ok(result)) => responder.respond(&result),
+        Ok(Ok(result)) => match responder.try_respond(&result) {
+            Ok(sent) => sent,
+            // The caller has it.
+            Err(_panic) => return,
+        },
         Ok(Err(message)) => responder.refuse(Status::Failed(Status::clip(message))),
         Err(panic) => {
             let status = panicked(responder.request(), &*panic);
@@ -652,26 +665,40 @@ impl<R: Serialize> Responder<R> {
     /// # Errors
     /// [`Error::Cancelled`] when the caller no longer takes a response; [`Error::MessageTooLarge`] and [`Error::Encode`] for a
     /// value that is too large or can't be encoded (the caller gets these too).
+    ///
+    /// # Panics
+    /// If the value's `Serialize` does; the caller gets [`Error::HandlerPanicked`].
     pub fn respond(self, result: &R) -> crate::Result<()> {
+        self.try_respond(result).unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// As `respond`, with the panic of a value that panics while it is encoded, which the caller gets.
+    fn try_respond(self, result: &R) -> std::thread::Result<crate::Result<()>> {
         let eager = self.request.engine.shared().config.eager_limit;
         with_encode_buffer(|buffer| {
             if self.request.one_way {
-                return self.answer(Ok(Reply { content: OutgoingBody::Small(&[]), result: 0, shape: &[], leases: Vec::new() }));
+                let reply = Reply { content: OutgoingBody::Small(&[]), result: 0, shape: &[], leases: Vec::new() };
+                return Ok(self.answer(Ok(reply)));
             }
-            let (leases, declared) = match encode_message(result, buffer, self.request.engine.shared(), &self.side.results) {
-                Ok(encoded) => encoded,
-                Err(failed) => {
+            let encode = || encode_message(result, buffer, self.request.engine.shared(), &self.side.results);
+            let (leases, declared) = match catch_unwind(AssertUnwindSafe(encode)) {
+                Ok(Ok(encoded)) => encoded,
+                Ok(Err(failed)) => {
                     let error = failed.error(&self.request.endpoint.address(), MessageSide::Result, self.request.procedure());
                     let reason = match &error {
                         Error::Encode { reason, .. } => reason.clone(),
                         error => error.to_string(),
                     };
                     let _ = self.answer(Err(Status::Encode(Status::clip(reason))));
-                    return Err(error);
+                    return Ok(Err(error));
+                }
+                Err(panic) => {
+                    let _ = self.answer(Err(panicked(&self.request, &*panic)));
+                    return Err(panic);
                 }
             };
             let content = outgoing_body(buffer, eager);
-            self.answer(Ok(Reply { content, result: declared.number, shape: &declared.shape, leases }))
+            Ok(self.answer(Ok(Reply { content, result: declared.number, shape: &declared.shape, leases })))
         })
     }
 }

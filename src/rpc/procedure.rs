@@ -136,8 +136,8 @@ impl<A: ?Sized, R> fmt::Debug for Call<A, R> {
 }
 
 impl<A: Serialize + ?Sized, R> Call<A, R> {
-    /// How long the call may take, sending the arguments and the response included; the server sees the time that is left. The
-    /// default is [`EngineBuilder::default_timeout`](crate::EngineBuilder::default_timeout).
+    /// How long the call may take, from when its arguments are encoded until the response is there; the server sees the time that
+    /// is left. The default is [`EngineBuilder::default_timeout`](crate::EngineBuilder::default_timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.target.timeout = timeout;
         self
@@ -315,14 +315,15 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         shared.check_with(|| format!("call of `{}`", info.name))?;
         shared.check_same_engine(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
         let completion = OwnCompletion::new();
-        let now = Instant::now();
         let mut beginning = self.target.beginning(one_way);
-        let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
         let started = with_encode_buffer(|buffer| {
             let (leases, declared) = encode_message(arguments, buffer, shared, &info.arguments)
                 .map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
             let content = body.map_or_else(|| outgoing_body(buffer, self.eager_limit()), OutgoingBody::Large);
             beginning.sent = content.len();
+            // Encoding runs user code, for as long as that likes: none of it is the peer's, whose silence is measured from here.
+            let now = Instant::now();
+            let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
             let spec = CallSpec {
                 peer: endpoint.peer(),
                 label: info.label,
@@ -338,12 +339,13 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 one_way,
                 waiter: completion.clone(),
             };
-            start(spec, now).map_err(|failure| self.target.error(failure))
+            let started = start(spec, now).map_err(|failure| self.target.error(failure))?;
+            Ok((started, deadline))
         });
         if shared.statistics.is_on() {
             beginning.at = shared.core.clock();
         }
-        let started = started.inspect_err(|error| self.target.note_end(&beginning, None, 0, Some(error)))?;
+        let (started, deadline) = started.inspect_err(|error| self.target.note_end(&beginning, None, 0, Some(error)))?;
         Ok((completion, started, beginning, deadline))
     }
 

@@ -1,9 +1,10 @@
 //! Handlers of async closures: tasks that the engine's handler threads run.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -68,10 +69,11 @@ where
         let (runtime, engine, calls) = (shared.runtime.clone(), base.shared.clone(), base.side.calls.clone());
         let task = async move {
             let mut entry = None;
-            let mut future = pin!(future);
+            let future = pin!(Some(future));
+            let mut future = DroppedQuietly(future);
             let outcome = poll_fn(|context| {
                 let _calling = CallingHandler::enter(calls.as_deref());
-                let polled = runtime.within(|| responder.span.run(|| future.as_mut().poll(context)));
+                let polled = runtime.within(|| responder.span.run(|| future.poll(context)));
                 match polled {
                     Ok(Poll::Pending) => {
                         entry.get_or_insert_with(|| TaskEntry { engine: engine.clone(), id });
@@ -102,6 +104,25 @@ where
             // the table.
             let unwanted = shared.tasks.lock().remove(&id);
             drop(unwanted);
+        }
+    }
+}
+
+/// The future of a handler. Where it is dropped before it is ready, since its call was cancelled, a panic would end the process:
+/// `async_task` aborts.
+struct DroppedQuietly<'a, F>(Pin<&'a mut Option<F>>);
+
+impl<F: Future> DroppedQuietly<'_, F> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<F::Output> {
+        // Present until this is dropped.
+        self.0.as_mut().as_pin_mut().map_or(Poll::Pending, |future| future.poll(context))
+    }
+}
+
+impl<F> Drop for DroppedQuietly<'_, F> {
+    fn drop(&mut self) {
+        if catch_unwind(AssertUnwindSafe(|| self.0.set(None))).is_err() {
+            tracing::error!(target: "calomel::handler", "an async handler panicked while it was dropped");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use calomel::{Engine, Error, Request, Responder};
 
 use crate::assert_error;
-use crate::support::{BOUND, Gate, Net};
+use crate::support::{BOUND, Gate, Net, Pair};
 
 /// Defines `wait`, which waits until its call is cancelled or timed out, sends the time that this took, and answers long after.
 fn define_wait(server: &Engine) -> mpsc::Receiver<Duration> {
@@ -212,7 +212,30 @@ fn call_that_times_out_while_its_arguments_are_sent_leaves_the_connection(net: &
     }
 }
 
+/// Takes long to be encoded.
+struct Slow;
+
+impl serde::Serialize for Slow {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        thread::sleep(Duration::from_millis(1200));
+        serializer.serialize_u8(7)
+    }
+}
+
+fn slow_encoding_is_not_taken_for_a_silent_peer(net: &Net) {
+    let patience = Duration::from_secs(1);
+    let pair = Pair::of(net.server(), net.client_with(|b| b.connect_timeout(patience).peer_timeout(patience)));
+    pair.server.define("echo", |_: &Request, n: u8| n).unwrap();
+    let echo = pair.client.procedure::<Slow, u8>("echo").on(&pair.to_server).timeout(patience);
+    // The first call makes the connection.
+    for _ in 0..2 {
+        assert_eq!(echo.call(&Slow).unwrap(), 7);
+    }
+    assert_eq!(echo.start(&Slow).unwrap().wait().unwrap(), 7);
+}
+
 suite![
+    slow_encoding_is_not_taken_for_a_silent_peer,
     call_that_times_out_while_its_arguments_are_sent_leaves_the_connection,
     call_beyond_its_timeout_fails_with_timeout,
     started_call_beyond_its_timeout_fails_with_timeout,

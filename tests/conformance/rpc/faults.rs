@@ -3,14 +3,15 @@
 
 use std::fmt::Debug;
 use std::task::Poll;
+use std::time::Duration;
 
-use calomel::{Error, MessageSide, Request, Responder};
+use calomel::{Error, HandlerResult, MessageSide, Request, Responder};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::assert_error;
-use crate::support::{Net, Pair, eventually};
+use crate::support::{BOUND, Net, Pair, eventually};
 
 /// Can always be encoded, but is decoded only if it is less than 100.
 #[derive(Debug, PartialEq)]
@@ -192,8 +193,82 @@ fn results_whose_encoding_panics_fail_the_call(net: &Net) {
         let loud = pair.client.procedure::<u32, Loud>(name);
         for _ in 0..5 {
             assert_eq!(loud.on(&pair.to_server).call(&1).unwrap(), Loud(1));
-            assert_error!(loud.on(&pair.to_server).call(&101), Error::HandlerPanicked { .. });
+            assert_error!(loud.on(&pair.to_server).call(&101), Error::HandlerPanicked { message, .. } if message == "too loud");
         }
+        assert_alive(&pair);
+    }
+    eventually("no handler is left", || pair.server.dump().unwrap().async_handlers == 0);
+    // In a deferred handler, the panic is that of the thread that responds.
+    let (give, given) = std::sync::mpsc::channel();
+    pair.server.define_deferred("later", move |reply: Responder<Loud>, n: u32| give.send((reply, n)).unwrap()).unwrap();
+    let call = pair.client.procedure::<u32, Loud>("later").on(&pair.to_server).start(&101).unwrap();
+    let (reply, n) = given.recv_timeout(BOUND).unwrap();
+    assert!(std::thread::spawn(move || reply.respond(&Loud(n))).join().is_err());
+    assert_error!(call.wait(), Error::HandlerPanicked { message, .. } if message == "too loud");
+}
+
+/// Panics while it is decoded if it is more than 100.
+#[derive(Debug, PartialEq, Serialize)]
+struct Trap(u32);
+
+impl<'de> Deserialize<'de> for Trap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Trap, D::Error> {
+        let n = u32::deserialize(deserializer)?;
+        assert!(n <= 100, "a trap");
+        Ok(Trap(n))
+    }
+}
+
+fn arguments_whose_decoding_panics_fail_the_call(net: &Net) {
+    let pair = pair(net);
+    pair.server.define("trap", |_: &Request, trap: Trap| trap.0).unwrap();
+    pair.server.define_try("trap2", |_: &Request, trap: Trap| HandlerResult::Ok(trap.0)).unwrap();
+    pair.server.define_async("trap3", async |_: Request, trap: Trap| trap.0).unwrap();
+    pair.server.define_deferred("trap4", |reply: Responder<u32>, trap: Trap| reply.respond(&trap.0).unwrap()).unwrap();
+    for name in ["trap", "trap2", "trap3", "trap4"] {
+        let trap = pair.client.procedure::<Trap, u32>(name);
+        for _ in 0..5 {
+            assert_eq!(trap.on(&pair.to_server).call(&Trap(1)).unwrap(), 1);
+            assert_error!(trap.on(&pair.to_server).call(&Trap(101)), Error::HandlerPanicked { message, .. } if message == "a trap");
+        }
+        assert_alive(&pair);
+    }
+}
+
+/// Panics when it is dropped in a handler that waits.
+struct Fragile;
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        panic!("dropped");
+    }
+}
+
+fn async_handler_that_panics_while_it_is_dropped_ends_no_more_than_itself(net: &Net) {
+    let pair = pair(net);
+    let (begun, begins) = std::sync::mpsc::channel();
+    let forever = move |_: Request, ()| {
+        let (fragile, begun) = (Fragile, begun.clone());
+        async move {
+            begun.send(()).unwrap();
+            std::future::pending::<()>().await;
+            drop(fragile);
+        }
+    };
+    pair.server.define_async("forever", forever.clone()).unwrap();
+    let ready = |_: Request, ()| {
+        let fragile = Fragile;
+        // Dropped when the future is, which is ready.
+        std::future::poll_fn(move |_| Poll::Ready(std::mem::size_of_val(&fragile) as u8))
+    };
+    pair.server.define_async("ready", ready).unwrap();
+    for _ in 0..3 {
+        let call = pair.client.procedure::<(), ()>("forever").on(&pair.to_server);
+        assert_error!(call.clone().timeout(Duration::from_millis(20)).call(&()), Error::Timeout { .. });
+        let pending = call.start(&()).unwrap();
+        begins.recv_timeout(BOUND).unwrap();
+        drop(pending);
+        assert_eq!(pair.client.procedure::<(), u8>("ready").on(&pair.to_server).call(&()).unwrap(), 0);
         assert_alive(&pair);
     }
     eventually("no handler is left", || pair.server.dump().unwrap().async_handlers == 0);
@@ -250,7 +325,7 @@ fn one_way_call_with_mismatched_types_runs_no_handler(net: &Net) {
     pair.server.define("note", move |_: &Request, n: u32| heard.send(n).unwrap()).unwrap();
     let _ = pair.client.procedure::<String, ()>("note").on(&pair.to_server).notify(&"7".into());
     pair.client.procedure::<u32, ()>("note").on(&pair.to_server).notify(&8).unwrap();
-    assert_eq!(hears.recv_timeout(crate::support::BOUND).unwrap(), 8);
+    assert_eq!(hears.recv_timeout(BOUND).unwrap(), 8);
     assert!(hears.try_recv().is_err());
 }
 
@@ -261,6 +336,8 @@ suite![
     results_that_cannot_be_decoded_fail_the_call,
     values_that_cannot_be_encoded_fail_the_call,
     results_whose_encoding_panics_fail_the_call,
+    arguments_whose_decoding_panics_fail_the_call,
+    async_handler_that_panics_while_it_is_dropped_ends_no_more_than_itself,
     arguments_of_another_type_fail_with_type_mismatch,
     results_of_another_type_fail_with_type_mismatch,
     structs_of_another_shape_fail_with_type_mismatch,
