@@ -73,12 +73,52 @@ struct LookAhead<'a> {
     /// The value is encoded by itself: contradictions within it, and parts beyond the limits, are recorded.
     alone: bool,
     otherwise: bool,
+    /// It has grown since this was last cleared.
+    grows: bool,
 }
 
 impl<'a> LookAhead<'a> {
     #[inline]
     fn new(out: &'a mut Vec<u8>, before: &'a KnownShape, alone: bool) -> LookAhead<'a> {
-        LookAhead { out, before, grown: None, alone, otherwise: false }
+        LookAhead { out, before, grown: None, alone, otherwise: false, grows: false }
+    }
+
+    /// Encodes elements of a sequence. What the first of them have shown is known before the others: these take the short way also
+    /// in the first value of a type, and in one that contradicts what was known.
+    #[inline]
+    fn elements<T: Serialize>(&mut self, mut elements: impl Iterator<Item = T>, mut at: NodeIndex) -> Result<usize, EncodeError> {
+        let mut count = 0;
+        let mut snapshot: Option<Box<KnownShape>> = None;
+        let (mut grows, mut next) = (false, 1);
+        loop {
+            let before = snapshot.as_deref().unwrap_or(self.before);
+            let grown = self.grown.take();
+            let mut part = LookAhead { out: self.out, before, grown, alone: self.alone, otherwise: self.otherwise, grows: false };
+            let mut ended = true;
+            for element in elements.by_ref() {
+                part.part(&element, at)?;
+                count += 1;
+                if part.grows && count >= next {
+                    ended = false;
+                    break;
+                }
+            }
+            let grown = part.grown.take();
+            (self.otherwise, grows) = (part.otherwise, grows | part.grows);
+            if ended {
+                self.grown = grown.or(snapshot);
+                self.grows |= grows;
+                return Ok(count);
+            }
+            // This element may be the last that is new.
+            next = 2 * count;
+            snapshot = grown;
+            if let Some(known) = snapshot.as_deref_mut().filter(|_| !self.alone) {
+                // Contradictions to leaves are recorded in nodes only, and matter where the value is encoded alone.
+                known.finish();
+                at = known.resolved(at);
+            }
+        }
     }
 
     /// Encodes a part at a position.
@@ -100,6 +140,7 @@ impl<'a> LookAhead<'a> {
     #[cold]
     fn grow(&mut self) -> &mut KnownShape {
         let before = self.before;
+        self.grows = true;
         self.grown.get_or_insert_with(|| Box::new(before.clone()))
     }
 
@@ -244,9 +285,10 @@ impl<'l, 'a> Position<'l, 'a> {
 
     /// Writes how many elements or entries follow.
     #[inline]
-    fn length(&mut self, len: Option<usize>, what: &str) -> Result<(), EncodeError> {
-        encode_number(len.ok_or_else(|| unknown_length(what))? as u64, self.look_ahead.out);
-        Ok(())
+    fn length(&mut self, len: Option<usize>, what: &str) -> Result<usize, EncodeError> {
+        let len = len.ok_or_else(|| unknown_length(what))?;
+        encode_number(len as u64, self.look_ahead.out);
+        Ok(len)
     }
 }
 
@@ -355,9 +397,9 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
 
     #[inline]
     fn serialize_seq(mut self, len: Option<usize>) -> Result<EncodedItems<'l, 'a>, EncodeError> {
-        self.length(len, "a sequence")?;
+        let left = self.length(len, "a sequence")?;
         let [at] = self.inside(KnownKind::Seq);
-        Ok(EncodedItems { look_ahead: self.look_ahead, at })
+        Ok(EncodedItems { look_ahead: self.look_ahead, at, left })
     }
 
     #[inline]
@@ -383,9 +425,9 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
 
     #[inline]
     fn serialize_map(mut self, len: Option<usize>) -> Result<EncodedEntries<'l, 'a>, EncodeError> {
-        self.length(len, "a map, or a struct with `#[serde(flatten)]`,")?;
+        let left = self.length(len, "a map, or a struct with `#[serde(flatten)]`,")?;
         let [keys, values] = self.inside(KnownKind::Map);
-        Ok(EncodedEntries { look_ahead: self.look_ahead, keys, values })
+        Ok(EncodedEntries { look_ahead: self.look_ahead, keys, values, left })
     }
 
     #[inline]
@@ -414,13 +456,14 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
             };
         }
         for_each_plain!(find!);
-        let mut elements = sequence.into_iter();
+        let elements = sequence.into_iter();
         let len = match elements.size_hint() {
             (least, Some(most)) if least == most => Some(least),
             _ => None,
         };
         let mut items = self.serialize_seq(len)?;
-        elements.try_for_each(|element| items.serialize_element(&element))?;
+        let count = items.look_ahead.elements(elements, items.at)?;
+        items.left = items.left.wrapping_sub(count);
         items.end()
     }
 
@@ -441,6 +484,8 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
 struct EncodedItems<'l, 'a> {
     look_ahead: &'l mut LookAhead<'a>,
     at: NodeIndex,
+    /// Elements that are still to come.
+    left: usize,
 }
 
 impl ser::SerializeSeq for EncodedItems<'_, '_> {
@@ -449,12 +494,13 @@ impl ser::SerializeSeq for EncodedItems<'_, '_> {
 
     #[inline]
     fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), EncodeError> {
+        self.left = self.left.wrapping_sub(1);
         self.look_ahead.part(value, self.at)
     }
 
     #[inline]
     fn end(self) -> Result<(), EncodeError> {
-        Ok(())
+        if self.left == 0 { Ok(()) } else { Err(other_length("a sequence")) }
     }
 }
 
@@ -463,6 +509,8 @@ struct EncodedEntries<'l, 'a> {
     look_ahead: &'l mut LookAhead<'a>,
     keys: NodeIndex,
     values: NodeIndex,
+    /// Entries that are still to come.
+    left: usize,
 }
 
 impl ser::SerializeMap for EncodedEntries<'_, '_> {
@@ -476,12 +524,13 @@ impl ser::SerializeMap for EncodedEntries<'_, '_> {
 
     #[inline]
     fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), EncodeError> {
+        self.left = self.left.wrapping_sub(1);
         self.look_ahead.part(value, self.values)
     }
 
     #[inline]
     fn end(self) -> Result<(), EncodeError> {
-        Ok(())
+        if self.left == 0 { Ok(()) } else { Err(other_length("a map")) }
     }
 }
 
@@ -676,6 +725,11 @@ compounds! {
     SerializeTupleVariant serialize_field() element;
     SerializeStruct serialize_field(key) field skip;
     SerializeStructVariant serialize_field(key) field skip;
+}
+
+#[cold]
+fn other_length(what: &str) -> EncodeError {
+    ser::Error::custom(format_args!("{what} has said that another number of entries follow than it has"))
 }
 
 #[cold]

@@ -152,7 +152,7 @@ impl KnownShape {
         }
     }
 
-    fn resolved(&self, at: NodeIndex) -> NodeIndex {
+    pub(super) fn resolved(&self, at: NodeIndex) -> NodeIndex {
         match self.nodes.get(at as usize).map(|node| node.kind) {
             Some(KnownKind::Leaf(known)) => leaf(known),
             Some(KnownKind::Link(to)) => to,

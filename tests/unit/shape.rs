@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use serde::de::{
     self, DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, SeqAccess, VariantAccess, Visitor,
 };
-use serde::ser::{SerializeStruct, SerializeTuple, Serializer};
+use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct, SerializeTuple, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::*;
@@ -752,6 +752,53 @@ fn elements_of_different_types_are_mixed() {
 }
 
 /// A text that can't be made is an error, and no panic.
+/// A receiver would take what follows for the missing elements, or the last elements for what follows.
+#[test]
+fn values_that_have_another_length_than_they_say_are_refused() {
+    struct Liar(usize, usize, bool);
+    impl Serialize for Liar {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            if self.2 {
+                let mut map = serializer.serialize_map(Some(self.0))?;
+                (0..self.1).try_for_each(|n| map.serialize_entry(&n, "x"))?;
+                return map.end();
+            }
+            let mut list = serializer.serialize_seq(Some(self.0))?;
+            (0..self.1).try_for_each(|n| list.serialize_element(&n))?;
+            list.end()
+        }
+    }
+    struct Iterates(usize, usize);
+    impl Iterator for Iterates {
+        type Item = u8;
+        fn next(&mut self) -> Option<u8> {
+            self.1 = self.1.checked_sub(1)?;
+            Some(7)
+        }
+        fn size_hint(&self) -> (usize, Option<usize>) {
+            (self.0, Some(self.0))
+        }
+    }
+    impl Serialize for Iterates {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_seq(Iterates(self.0, self.1))
+        }
+    }
+    fn is_encoded(value: impl Serialize) -> bool {
+        let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
+        let first = knowledge.encode(&value, &mut Vec::new(), &numbers).is_ok();
+        assert_eq!(knowledge.encode(&value, &mut Vec::new(), &numbers).is_ok(), first);
+        assert_eq!(knowledge.encode_alone(&value, &mut Vec::new(), &numbers).is_ok(), first);
+        first
+    }
+    for (said, has) in [(0, 0), (0, 1), (1, 0), (3, 3), (3, 2), (2, 3), (200, 200), (usize::MAX, 0), (40, 41)] {
+        assert_eq!(is_encoded(Liar(said, has, false)), said == has, "a list of {has} that says {said}");
+        assert_eq!(is_encoded(Liar(said, has, true)), said == has, "a map of {has} that says {said}");
+        assert_eq!(is_encoded((Liar(said, has, false), 7u8)), said == has, "a list of {has} that says {said}");
+        assert_eq!(is_encoded(Iterates(said, has)), said == has, "an iterator of {has} that says {said}");
+    }
+}
+
 #[test]
 fn a_display_that_fails() {
     struct Fails;
@@ -1461,4 +1508,92 @@ fn values_alike_share_one_declaration_number() {
     let first = number(0);
     assert_ne!(first, 0);
     assert!((0..200).all(|value| number(value) == first));
+}
+
+/// A list that hands its elements to the serializer one by one.
+struct OneByOne<'a, T>(&'a [T]);
+
+impl<T: Serialize> Serialize for OneByOne<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.0.len()))?;
+        self.0.iter().try_for_each(|element| list.serialize_element(&element))?;
+        list.end()
+    }
+}
+
+/// A list that hands over all, as a `Vec` does. Lists within it may be of a type that a `Vec` has around them, and this one has not.
+struct AllAtOnce<'a, T>(&'a [T]);
+
+impl<T: Serialize> Serialize for AllAtOnce<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0)
+    }
+}
+
+/// Parts that may contradict each other.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+enum Mixed {
+    Number(u8),
+    Text(String),
+    Maybe(Option<u16>),
+    Pair(u8, u32),
+    List(Vec<Mixed>),
+}
+
+fn mixed() -> impl Strategy<Value = Mixed> {
+    let leaf = prop_oneof![
+        any::<u8>().prop_map(Mixed::Number),
+        "[a-c]{0,3}".prop_map(Mixed::Text),
+        any::<Option<u16>>().prop_map(Mixed::Maybe),
+        any::<(u8, u32)>().prop_map(|(a, b)| Mixed::Pair(a, b)),
+    ];
+    leaf.prop_recursive(3, 20, 6, |part| proptest::collection::vec(part, 0..6).prop_map(Mixed::List))
+}
+
+fn plan() -> impl Strategy<Value = Plan> {
+    let leaf = prop_oneof![3 => any::<u8>().prop_map(Plan::Step), 1 => "[a-c]{0,3}".prop_map(Plan::Late)];
+    leaf.prop_recursive(4, 40, 6, |part| {
+        prop_oneof![
+            proptest::collection::vec(part.clone(), 0..6).prop_map(Plan::All),
+            proptest::collection::vec(proptest::collection::vec(part.clone(), 0..4), 0..4).prop_map(Plan::Rows),
+            proptest::collection::btree_map(any::<u8>(), part, 0..4).prop_map(Plan::Named),
+        ]
+    })
+}
+
+/// What the first elements of a list have shown is known before the others. That changes nothing of what the list shows.
+#[track_caller]
+fn shows_the_same_one_by_one<T: Serialize>(lists: &[Vec<T>]) {
+    fn declared<T: Serialize>(list: &T, (knowledge, numbers): &(Knowledge, DeclarationNumbers)) -> (bool, Vec<u8>, Arc<[u8]>) {
+        let mut bytes = Vec::new();
+        match knowledge.encode(list, &mut bytes, numbers).unwrap() {
+            Encoded::As(declared) => (true, bytes, declared.shape.clone()),
+            Encoded::Unlike => {
+                bytes.clear();
+                let declared = knowledge.encode_alone(list, &mut bytes, numbers).unwrap();
+                (false, bytes, declared.shape.clone())
+            }
+        }
+    }
+    let of_all = (Knowledge::new(None), DeclarationNumbers::default());
+    let of_each = (Knowledge::new(None), DeclarationNumbers::default());
+    for list in lists {
+        let (all, each) = (declared(&AllAtOnce(list), &of_all), declared(&OneByOne(list), &of_each));
+        assert_eq!(all, each, "{:?} and {:?}", Shape::decode(&all.2), Shape::decode(&each.2));
+        assert_eq!(all.1, postcard::to_stdvec(list).unwrap());
+    }
+}
+
+proptest! {
+    #[test]
+    fn lists_show_what_their_elements_show(
+        mixed in proptest::collection::vec(proptest::collection::vec(mixed(), 0..20), 1..4),
+        plans in proptest::collection::vec(proptest::collection::vec(plan(), 0..20), 1..4),
+        rows in proptest::collection::vec(proptest::collection::vec((any::<Option<u8>>(), any::<Result<u8, String>>()), 0..40), 1..4),
+    ) {
+        shows_the_same_one_by_one(&mixed);
+        shows_the_same_one_by_one(&plans);
+        shows_the_same_one_by_one(&rows);
+    }
 }

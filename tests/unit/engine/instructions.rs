@@ -138,6 +138,17 @@ fn encode_list_of_particles() {
     encode_value(particles());
 }
 
+/// Nothing is known of the type before, as in a program's first call.
+#[test]
+fn encode_first_list_of_particles() {
+    let (particles, mut body) = (particles(), Vec::new());
+    repeat(|| {
+        body.clear();
+        let (knowledge, numbers) = known();
+        assert!(matches!(knowledge.encode(black_box(&particles), &mut body, &numbers), Ok(Encoded::As(_))));
+    });
+}
+
 #[test]
 fn decode_list_of_particles() {
     decode_value(particles(), |list| list.len() == 1 << 10);
