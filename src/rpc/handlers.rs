@@ -239,11 +239,13 @@ fn arguments<'a, A: Deserialize<'a>, R>(
     };
     let decoded = match catch_unwind(AssertUnwindSafe(|| bounded::decode_within(bytes, &mut admit))) {
         Ok(decoded) => decoded,
-        Err(panic) => {
+        // A `Deserialize` may panic because it is refused memory.
+        Err(panic) if no_memory.is_none() && refused.is_none() => {
             let status = panicked(responder.request(), &*panic);
             let _ = responder.refuse(status);
             return Err(NotDecoded::Refused);
         }
+        Err(_panic) => Err(String::new()),
     };
     match decoded {
         Ok((arguments, memory)) => {

@@ -73,50 +73,69 @@ struct LookAhead<'a> {
     /// The value is encoded by itself: contradictions within it, and parts beyond the limits, are recorded.
     alone: bool,
     otherwise: bool,
-    /// It has grown since this was last cleared.
-    grows: bool,
+    /// How often it has grown.
+    growths: u32,
 }
 
 impl<'a> LookAhead<'a> {
     #[inline]
     fn new(out: &'a mut Vec<u8>, before: &'a KnownShape, alone: bool) -> LookAhead<'a> {
-        LookAhead { out, before, grown: None, alone, otherwise: false, grows: false }
+        LookAhead { out, before, grown: None, alone, otherwise: false, growths: 0 }
     }
 
-    /// Encodes elements of a sequence. What the first of them have shown is known before the others: these take the short way also
-    /// in the first value of a type, and in one that contradicts what was known.
+    /// Encodes the elements of a sequence; returns how many there were.
     #[inline]
-    fn elements<T: Serialize>(&mut self, mut elements: impl Iterator<Item = T>, mut at: NodeIndex) -> Result<usize, EncodeError> {
-        let mut count = 0;
-        let mut snapshot: Option<Box<KnownShape>> = None;
-        let (mut grows, mut next) = (false, 1);
+    fn elements<T: Serialize>(&mut self, mut elements: impl Iterator<Item = T>, at: NodeIndex) -> Result<usize, EncodeError> {
+        let (mut count, growths) = (0, self.growths);
+        while let Some(element) = elements.next() {
+            self.part(&element, at)?;
+            count += 1;
+            if self.growths != growths && self.pays_to_look_back(elements.size_hint().0) {
+                return Ok(count + self.elements_after_growth(elements, at, count)?);
+            }
+        }
+        Ok(count)
+    }
+
+    /// Whether a copy of what this value has shown costs less than so many elements that take the long way.
+    fn pays_to_look_back(&self, elements: usize) -> bool {
+        elements >= 8 && self.grown.as_ref().is_some_and(|grown| elements >= grown.nodes.len())
+    }
+
+    /// Encodes further elements of a sequence, whose first `count` have shown something new. That is known before the others:
+    /// these take the short way also in the first value of a type, and in one that contradicts what was known.
+    #[cold]
+    #[inline(never)]
+    fn elements_after_growth<T: Serialize>(
+        &mut self,
+        mut elements: impl Iterator<Item = T>,
+        mut at: NodeIndex,
+        mut count: usize,
+    ) -> Result<usize, EncodeError> {
+        let first = count;
         loop {
-            let before = snapshot.as_deref().unwrap_or(self.before);
-            let grown = self.grown.take();
-            let mut part = LookAhead { out: self.out, before, grown, alone: self.alone, otherwise: self.otherwise, grows: false };
-            let mut ended = true;
-            for element in elements.by_ref() {
-                part.part(&element, at)?;
-                count += 1;
-                if part.grows && count >= next {
-                    ended = false;
-                    break;
-                }
-            }
-            let grown = part.grown.take();
-            (self.otherwise, grows) = (part.otherwise, grows | part.grows);
-            if ended {
-                self.grown = grown.or(snapshot);
-                self.grows |= grows;
-                return Ok(count);
-            }
-            // This element may be the last that is new.
-            next = 2 * count;
-            snapshot = grown;
-            if let Some(known) = snapshot.as_deref_mut().filter(|_| !self.alone) {
+            let mut shown = self.grown.take();
+            if let Some(known) = shown.as_deref_mut().filter(|_| !self.alone) {
                 // Contradictions to leaves are recorded in nodes only, and matter where the value is encoded alone.
                 known.finish();
                 at = known.resolved(at);
+            }
+            let before = shown.as_deref().unwrap_or(self.before);
+            let mut rest = LookAhead { out: self.out, before, grown: None, ..*self };
+            // This element may be the last that is new.
+            let next = 2 * count;
+            let mut looks_back = false;
+            while !looks_back && let Some(element) = elements.next() {
+                rest.part(&element, at)?;
+                count += 1;
+                let grows = rest.growths != self.growths && count >= next;
+                looks_back = grows && rest.pays_to_look_back(elements.size_hint().0);
+            }
+            let LookAhead { grown, otherwise, growths, .. } = rest;
+            (self.otherwise, self.growths) = (otherwise, growths);
+            self.grown = grown.or(shown);
+            if !looks_back {
+                return Ok(count - first);
             }
         }
     }
@@ -133,6 +152,13 @@ impl<'a> LookAhead<'a> {
         self.before.nodes.get(at as usize).filter(|node| node.kind == kind).map(|node| &node.parts[..])
     }
 
+    /// As `parts_before`, for a struct or tuple. One that is still being learned, around the list of which this is an element, has
+    /// more parts than are known.
+    #[inline]
+    fn whole_before(&self, at: NodeIndex, kind: KnownKind) -> Option<&'a [KnownPart]> {
+        self.before.nodes.get(at as usize).filter(|node| node.kind == kind && node.sealed).map(|node| &node.parts[..])
+    }
+
     fn known(&self) -> &KnownShape {
         self.grown.as_deref().unwrap_or(self.before)
     }
@@ -140,7 +166,7 @@ impl<'a> LookAhead<'a> {
     #[cold]
     fn grow(&mut self) -> &mut KnownShape {
         let before = self.before;
-        self.grows = true;
+        self.growths = self.growths.wrapping_add(1);
         self.grown.get_or_insert_with(|| Box::new(before.clone()))
     }
 
@@ -564,7 +590,7 @@ struct PartsLearned {
 impl<'l, 'a> EncodedParts<'l, 'a> {
     #[inline]
     fn new(Position { look_ahead, at, ty }: Position<'l, 'a>, kind: KnownKind, name: &'static str) -> Self {
-        let (parts, at, learning) = match look_ahead.parts_before(at, kind) {
+        let (parts, at, learning) = match look_ahead.whole_before(at, kind) {
             Some(parts) => (parts, at, false),
             None => (&[][..], look_ahead.settle(at, ty, kind, name).unwrap_or(DONE), true),
         };

@@ -41,8 +41,8 @@ const CHARS: [char; 4] = ['a', '1', 'A', ' '];
 pub(super) fn trace<'de, T: Deserialize<'de>>() -> Shape {
     let mut graph = Graph::new();
     while graph.begin_run() {
-        // The synthetic values may hit an `unwrap` in the type: what is known up to there is the shape.
-        let run = catch_unwind(AssertUnwindSafe(|| ask(&mut graph, ROOT, |tracer| T::deserialize(tracer))));
+        // The synthetic values may hit an `unwrap` in the type, or in its `Drop`: what is known up to there is the shape.
+        let run = catch_unwind(AssertUnwindSafe(|| drop(ask(&mut graph, ROOT, |tracer| T::deserialize(tracer)))));
         if run.is_err() {
             break;
         }

@@ -1562,6 +1562,52 @@ fn plan() -> impl Strategy<Value = Plan> {
     })
 }
 
+/// The receiver's type differs in what follows the list.
+#[test]
+fn what_follows_a_recursive_list_is_declared() {
+    use Term::*;
+    let call = |arguments| Call { name: "f".to_owned(), arguments, at: 100 };
+    let many = |first: Term| std::iter::once(first).chain((0..40).map(|_| call(vec![]))).collect::<Vec<_>>();
+    for last in [call(many(Number(1))), Tuple(many(Number(1)), 7), Lines(self::Lines { lines: many(Number(1)), result: Some(1) })]
+    {
+        let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
+        let list = vec![last];
+        let Encoded::As(declared) = knowledge.encode(&list, &mut Vec::new(), &numbers).unwrap() else { panic!("{list:?}") };
+        let shape = Shape::decode(&declared.shape).unwrap();
+        assert!(!shape.to_string().contains('?'), "{shape}");
+        assert_eq!(shape, Shape::of_value(&list));
+        assert!(Shape::of_type::<Vec<Term>>().accepts(&shape), "{shape}");
+    }
+}
+
+/// Recursive by way of lists in the middle of structs, tuples and variants, which are still being learned when their lists are.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Term {
+    Number(u32),
+    Call { name: String, arguments: Vec<Term>, at: u32 },
+    Tuple(Vec<Term>, u8),
+    Lines(Lines),
+    Pair([Vec<Term>; 2]),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Lines {
+    lines: Vec<Term>,
+    result: Option<u64>,
+}
+
+fn term() -> impl Strategy<Value = Term> {
+    any::<u32>().prop_map(Term::Number).prop_recursive(4, 60, 6, |part| {
+        let list = || proptest::collection::vec(part.clone(), 0..20);
+        prop_oneof![
+            ("[a-c]{0,3}", list(), any::<u32>()).prop_map(|(name, arguments, at)| Term::Call { name, arguments, at }),
+            (list(), any::<u8>()).prop_map(|(list, last)| Term::Tuple(list, last)),
+            (list(), any::<Option<u64>>()).prop_map(|(lines, result)| Term::Lines(Lines { lines, result })),
+            (list(), list()).prop_map(|(first, second)| Term::Pair([first, second])),
+        ]
+    })
+}
+
 /// What the first elements of a list have shown is known before the others. That changes nothing of what the list shows.
 #[track_caller]
 fn shows_the_same_one_by_one<T: Serialize>(lists: &[Vec<T>]) {
@@ -1590,10 +1636,12 @@ proptest! {
     fn lists_show_what_their_elements_show(
         mixed in proptest::collection::vec(proptest::collection::vec(mixed(), 0..20), 1..4),
         plans in proptest::collection::vec(proptest::collection::vec(plan(), 0..20), 1..4),
+        terms in proptest::collection::vec(proptest::collection::vec(term(), 0..20), 1..4),
         rows in proptest::collection::vec(proptest::collection::vec((any::<Option<u8>>(), any::<Result<u8, String>>()), 0..40), 1..4),
     ) {
         shows_the_same_one_by_one(&mixed);
         shows_the_same_one_by_one(&plans);
+        shows_the_same_one_by_one(&terms);
         shows_the_same_one_by_one(&rows);
     }
 }

@@ -235,6 +235,50 @@ fn arguments_whose_decoding_panics_fail_the_call(net: &Net) {
     }
 }
 
+/// Takes for granted that there is memory for its parts.
+#[derive(Serialize)]
+struct Greedy(Vec<String>);
+
+impl<'de> Deserialize<'de> for Greedy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Greedy, D::Error> {
+        Ok(Greedy(Vec::deserialize(deserializer).ok().expect("strings")))
+    }
+}
+
+fn panic_for_want_of_memory_is_a_want_of_memory(net: &Net) {
+    let pair = Pair::of(net.server_with(|b| b.max_message_size(1 << 20).max_bytes_in_flight_per_peer(2 << 20)), net.client());
+    pair.server.define("fine", |_: &Request, n: u8| n).unwrap();
+    pair.server.define("many", |_: &Request, strings: Vec<String>| strings.len()).unwrap();
+    pair.server.define("greedy", |_: &Request, strings: Greedy| strings.0.len()).unwrap();
+    let greedy = pair.client.procedure::<Greedy, usize>("greedy").on(&pair.to_server);
+    assert_eq!(greedy.call(&Greedy(vec![String::new(); 100])).unwrap(), 100);
+    let strings = vec![String::new(); 1_000_000];
+    let expected = pair.client.procedure::<Vec<String>, usize>("many").on(&pair.to_server).call(&strings).unwrap_err();
+    let found = greedy.call(&Greedy(strings)).unwrap_err();
+    assert_eq!(std::mem::discriminant(&found), std::mem::discriminant(&expected), "{found:?}, {expected:?}");
+    assert_alive(&pair);
+}
+
+/// Can't be dropped unless it is 42, which the values are not that show what the type reads.
+#[derive(Serialize, Deserialize)]
+struct FortyTwo(u8);
+
+impl Drop for FortyTwo {
+    fn drop(&mut self) {
+        assert_eq!(self.0, 42);
+    }
+}
+
+fn type_whose_drop_panics_travels(net: &Net) {
+    let pair = pair(net);
+    pair.server.define("take", |_: &Request, value: FortyTwo| value.0).unwrap();
+    pair.server.define("give", |_: &Request, ()| FortyTwo(42)).unwrap();
+    for _ in 0..3 {
+        assert_eq!(pair.client.procedure::<FortyTwo, u8>("take").on(&pair.to_server).call(&FortyTwo(42)).unwrap(), 42);
+        assert_eq!(pair.client.procedure::<(), FortyTwo>("give").on(&pair.to_server).call(&()).unwrap().0, 42);
+    }
+}
+
 /// Panics when it is dropped in a handler that waits.
 struct Fragile;
 
@@ -337,6 +381,8 @@ suite![
     values_that_cannot_be_encoded_fail_the_call,
     results_whose_encoding_panics_fail_the_call,
     arguments_whose_decoding_panics_fail_the_call,
+    panic_for_want_of_memory_is_a_want_of_memory,
+    type_whose_drop_panics_travels,
     async_handler_that_panics_while_it_is_dropped_ends_no_more_than_itself,
     arguments_of_another_type_fail_with_type_mismatch,
     results_of_another_type_fail_with_type_mismatch,
