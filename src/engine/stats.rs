@@ -79,8 +79,8 @@ pub struct CallStats {
     pub sent_bytes: u64,
     /// Bytes of the results.
     pub received_bytes: u64,
-    /// The time from when a call's arguments were encoded until its response had arrived; of a one-way call, until it was sent. Calls that were never sent
-    /// are not among them.
+    /// The time from when a call's arguments were encoded until its response had arrived; of a one-way call, until it was sent.
+    /// Calls that were never sent are not among them.
     pub time: Latency,
 }
 

@@ -503,8 +503,8 @@ impl Core {
         }
     }
 
-    /// The calling thread has answered a request. If it, or another, has waited for a call meanwhile, no thread may drive now; and more
-    /// requests may come, so the progress thread does not wait for the next call.
+    /// The calling thread has answered a request. If it, or another, has waited for a call meanwhile, perhaps no thread drives
+    /// now; and more requests may come, so the progress thread does not wait for the next call.
     #[inline]
     pub(crate) fn answered(&self) {
         let is_progress = || HANDLING.get().is_some_and(|handling| handling.engine == self.threads.identity());

@@ -135,10 +135,10 @@ macro_rules! define_methods {
             /// Arguments and results are written without names or types, so the two ends are compared first, by structure, and a
             /// caller whose types differ gets [`Error::TypeMismatch`]. Serde types travel as long as they can be read without asking
             /// what comes next. `rename`, `alias`, `skip` (of a field, and of the last variants of an enum), `transparent`, `with`,
-            /// `from` and `into` work. Enums with
-            /// `#[serde(untagged)]` or `#[serde(tag = "…")]` and types such as `serde_json::Value` can't be received
-            /// ([`Error::Decode`]), `#[serde(flatten)]` can't be sent ([`Error::Encode`]), nor can a field that
-            /// `skip_serializing_if` leaves out. `default` has no effect: a field that only one side has is a mismatch.
+            /// `from` and `into` work. Enums with `#[serde(untagged)]` or `#[serde(tag = "…")]` and types such as
+            /// `serde_json::Value` can't be received ([`Error::Decode`]), `#[serde(flatten)]` can't be sent ([`Error::Encode`]),
+            /// nor can a field that `skip_serializing_if` leaves out. `default` has no effect: a field that only one side has is a
+            /// mismatch.
             ///
             /// Values nest 128 levels deep: a list whose nodes hold an `Option<Box<Node>>` has 63 nodes at most. To learn what a
             /// type reads, its `Deserialize` runs on values that are made up, such as zeros, when the first call arrives; a panic
