@@ -241,7 +241,7 @@ struct Greedy(Vec<String>);
 
 impl<'de> Deserialize<'de> for Greedy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Greedy, D::Error> {
-        Ok(Greedy(Vec::deserialize(deserializer).ok().expect("strings")))
+        Ok(Greedy(Vec::deserialize(deserializer).expect("strings")))
     }
 }
 
