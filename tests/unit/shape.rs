@@ -19,13 +19,15 @@ use proptest::prelude::*;
 use serde::de::{
     self, DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, SeqAccess, VariantAccess, Visitor,
 };
-use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct, SerializeTuple, Serializer};
+use serde::ser::{SerializeStruct, SerializeTuple, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::*;
 
 #[path = "shape/choosy.rs"]
 mod choosy;
+#[path = "shape/lists.rs"]
+mod lists;
 
 fn text_of<T: DeserializeOwned>() -> String {
     Shape::of_type::<T>().to_string()
@@ -752,53 +754,6 @@ fn elements_of_different_types_are_mixed() {
 }
 
 /// A text that can't be made is an error, and no panic.
-/// A receiver would take what follows for the missing elements, or the last elements for what follows.
-#[test]
-fn values_that_have_another_length_than_they_say_are_refused() {
-    struct Liar(usize, usize, bool);
-    impl Serialize for Liar {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            if self.2 {
-                let mut map = serializer.serialize_map(Some(self.0))?;
-                (0..self.1).try_for_each(|n| map.serialize_entry(&n, "x"))?;
-                return map.end();
-            }
-            let mut list = serializer.serialize_seq(Some(self.0))?;
-            (0..self.1).try_for_each(|n| list.serialize_element(&n))?;
-            list.end()
-        }
-    }
-    struct Iterates(usize, usize);
-    impl Iterator for Iterates {
-        type Item = u8;
-        fn next(&mut self) -> Option<u8> {
-            self.1 = self.1.checked_sub(1)?;
-            Some(7)
-        }
-        fn size_hint(&self) -> (usize, Option<usize>) {
-            (self.0, Some(self.0))
-        }
-    }
-    impl Serialize for Iterates {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serializer.collect_seq(Iterates(self.0, self.1))
-        }
-    }
-    fn is_encoded(value: impl Serialize) -> bool {
-        let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
-        let first = knowledge.encode(&value, &mut Vec::new(), &numbers).is_ok();
-        assert_eq!(knowledge.encode(&value, &mut Vec::new(), &numbers).is_ok(), first);
-        assert_eq!(knowledge.encode_alone(&value, &mut Vec::new(), &numbers).is_ok(), first);
-        first
-    }
-    for (said, has) in [(0, 0), (0, 1), (1, 0), (3, 3), (3, 2), (2, 3), (200, 200), (usize::MAX, 0), (40, 41)] {
-        assert_eq!(is_encoded(Liar(said, has, false)), said == has, "a list of {has} that says {said}");
-        assert_eq!(is_encoded(Liar(said, has, true)), said == has, "a map of {has} that says {said}");
-        assert_eq!(is_encoded((Liar(said, has, false), 7u8)), said == has, "a list of {has} that says {said}");
-        assert_eq!(is_encoded(Iterates(said, has)), said == has, "an iterator of {has} that says {said}");
-    }
-}
-
 #[test]
 fn a_display_that_fails() {
     struct Fails;
@@ -1508,140 +1463,4 @@ fn values_alike_share_one_declaration_number() {
     let first = number(0);
     assert_ne!(first, 0);
     assert!((0..200).all(|value| number(value) == first));
-}
-
-/// A list that hands its elements to the serializer one by one.
-struct OneByOne<'a, T>(&'a [T]);
-
-impl<T: Serialize> Serialize for OneByOne<'_, T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut list = serializer.serialize_seq(Some(self.0.len()))?;
-        self.0.iter().try_for_each(|element| list.serialize_element(&element))?;
-        list.end()
-    }
-}
-
-/// A list that hands over all, as a `Vec` does. Lists within it may be of a type that a `Vec` has around them, and this one has not.
-struct AllAtOnce<'a, T>(&'a [T]);
-
-impl<T: Serialize> Serialize for AllAtOnce<'_, T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0)
-    }
-}
-
-/// Parts that may contradict each other.
-#[derive(Clone, Debug, Serialize)]
-#[serde(untagged)]
-enum Mixed {
-    Number(u8),
-    Text(String),
-    Maybe(Option<u16>),
-    Pair(u8, u32),
-    List(Vec<Mixed>),
-}
-
-fn mixed() -> impl Strategy<Value = Mixed> {
-    let leaf = prop_oneof![
-        any::<u8>().prop_map(Mixed::Number),
-        "[a-c]{0,3}".prop_map(Mixed::Text),
-        any::<Option<u16>>().prop_map(Mixed::Maybe),
-        any::<(u8, u32)>().prop_map(|(a, b)| Mixed::Pair(a, b)),
-    ];
-    leaf.prop_recursive(3, 20, 6, |part| proptest::collection::vec(part, 0..6).prop_map(Mixed::List))
-}
-
-fn plan() -> impl Strategy<Value = Plan> {
-    let leaf = prop_oneof![3 => any::<u8>().prop_map(Plan::Step), 1 => "[a-c]{0,3}".prop_map(Plan::Late)];
-    leaf.prop_recursive(4, 40, 6, |part| {
-        prop_oneof![
-            proptest::collection::vec(part.clone(), 0..6).prop_map(Plan::All),
-            proptest::collection::vec(proptest::collection::vec(part.clone(), 0..4), 0..4).prop_map(Plan::Rows),
-            proptest::collection::btree_map(any::<u8>(), part, 0..4).prop_map(Plan::Named),
-        ]
-    })
-}
-
-/// The receiver's type differs in what follows the list.
-#[test]
-fn what_follows_a_recursive_list_is_declared() {
-    use Term::*;
-    let call = |arguments| Call { name: "f".to_owned(), arguments, at: 100 };
-    let many = |first: Term| std::iter::once(first).chain((0..40).map(|_| call(vec![]))).collect::<Vec<_>>();
-    for last in [call(many(Number(1))), Tuple(many(Number(1)), 7), Lines(self::Lines { lines: many(Number(1)), result: Some(1) })]
-    {
-        let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
-        let list = vec![last];
-        let Encoded::As(declared) = knowledge.encode(&list, &mut Vec::new(), &numbers).unwrap() else { panic!("{list:?}") };
-        let shape = Shape::decode(&declared.shape).unwrap();
-        assert!(!shape.to_string().contains('?'), "{shape}");
-        assert_eq!(shape, Shape::of_value(&list));
-        assert!(Shape::of_type::<Vec<Term>>().accepts(&shape), "{shape}");
-    }
-}
-
-/// Recursive by way of lists in the middle of structs, tuples and variants, which are still being learned when their lists are.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-enum Term {
-    Number(u32),
-    Call { name: String, arguments: Vec<Term>, at: u32 },
-    Tuple(Vec<Term>, u8),
-    Lines(Lines),
-    Pair([Vec<Term>; 2]),
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Lines {
-    lines: Vec<Term>,
-    result: Option<u64>,
-}
-
-fn term() -> impl Strategy<Value = Term> {
-    any::<u32>().prop_map(Term::Number).prop_recursive(4, 60, 6, |part| {
-        let list = || proptest::collection::vec(part.clone(), 0..20);
-        prop_oneof![
-            ("[a-c]{0,3}", list(), any::<u32>()).prop_map(|(name, arguments, at)| Term::Call { name, arguments, at }),
-            (list(), any::<u8>()).prop_map(|(list, last)| Term::Tuple(list, last)),
-            (list(), any::<Option<u64>>()).prop_map(|(lines, result)| Term::Lines(Lines { lines, result })),
-            (list(), list()).prop_map(|(first, second)| Term::Pair([first, second])),
-        ]
-    })
-}
-
-/// What the first elements of a list have shown is known before the others. That changes nothing of what the list shows.
-#[track_caller]
-fn shows_the_same_one_by_one<T: Serialize>(lists: &[Vec<T>]) {
-    fn declared<T: Serialize>(list: &T, (knowledge, numbers): &(Knowledge, DeclarationNumbers)) -> (bool, Vec<u8>, Arc<[u8]>) {
-        let mut bytes = Vec::new();
-        match knowledge.encode(list, &mut bytes, numbers).unwrap() {
-            Encoded::As(declared) => (true, bytes, declared.shape.clone()),
-            Encoded::Unlike => {
-                bytes.clear();
-                let declared = knowledge.encode_alone(list, &mut bytes, numbers).unwrap();
-                (false, bytes, declared.shape.clone())
-            }
-        }
-    }
-    let of_all = (Knowledge::new(None), DeclarationNumbers::default());
-    let of_each = (Knowledge::new(None), DeclarationNumbers::default());
-    for list in lists {
-        let (all, each) = (declared(&AllAtOnce(list), &of_all), declared(&OneByOne(list), &of_each));
-        assert_eq!(all, each, "{:?} and {:?}", Shape::decode(&all.2), Shape::decode(&each.2));
-        assert_eq!(all.1, postcard::to_stdvec(list).unwrap());
-    }
-}
-
-proptest! {
-    #[test]
-    fn lists_show_what_their_elements_show(
-        mixed in proptest::collection::vec(proptest::collection::vec(mixed(), 0..20), 1..4),
-        plans in proptest::collection::vec(proptest::collection::vec(plan(), 0..20), 1..4),
-        terms in proptest::collection::vec(proptest::collection::vec(term(), 0..20), 1..4),
-        rows in proptest::collection::vec(proptest::collection::vec((any::<Option<u8>>(), any::<Result<u8, String>>()), 0..40), 1..4),
-    ) {
-        shows_the_same_one_by_one(&mixed);
-        shows_the_same_one_by_one(&plans);
-        shows_the_same_one_by_one(&terms);
-        shows_the_same_one_by_one(&rows);
-    }
 }

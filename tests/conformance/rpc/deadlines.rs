@@ -217,20 +217,22 @@ struct Slow;
 
 impl serde::Serialize for Slow {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        thread::sleep(Duration::from_millis(1200));
+        thread::sleep(Duration::from_millis(2300));
         serializer.serialize_u8(7)
     }
 }
 
 fn slow_encoding_is_not_taken_for_a_silent_peer(net: &Net) {
-    let patience = Duration::from_secs(1);
+    // Others take seconds to connect where the device is emulated.
+    if !["loop", "shm", "tcp"].contains(&net.scheme()) {
+        return;
+    }
+    let patience = Duration::from_secs(2);
     let pair = Pair::of(net.server(), net.client_with(|b| b.connect_timeout(patience).peer_timeout(patience)));
     pair.server.define("echo", |_: &Request, n: u8| n).unwrap();
     let echo = pair.client.procedure::<Slow, u8>("echo").on(&pair.to_server).timeout(patience);
-    // The first call makes the connection.
-    for _ in 0..2 {
-        assert_eq!(echo.call(&Slow).unwrap(), 7);
-    }
+    // This call makes the connection.
+    assert_eq!(echo.call(&Slow).unwrap(), 7);
     assert_eq!(echo.start(&Slow).unwrap().wait().unwrap(), 7);
 }
 
