@@ -144,6 +144,11 @@ impl PollPacer {
         self.clock.load(Ordering::Relaxed)
     }
 
+    /// How long there has been no event, as of the last reading of the clock.
+    fn quiet(&self) -> Duration {
+        Duration::from_nanos(self.nanos().saturating_sub(self.active.load(Ordering::Relaxed)))
+    }
+
     /// A reading of the clock in nanoseconds.
     pub(super) fn nanos_at(&self, at: Instant) -> u64 {
         at.saturating_duration_since(self.start).as_nanos() as u64
@@ -366,6 +371,11 @@ impl Core {
 
     pub(super) fn drive_as_caller(&self, acquired: Acquired, goal: &DriveGoal<'_>) -> bool {
         let _guard = self.begin_driving(acquired);
+        let stays = acquired == Acquired::Borrowed && !goal.until_event;
+        if stays && self.spin.is_some_and(|spin| self.pacer.quiet() >= spin) {
+            // The peer sleeps, too, so the answer will take longer than this, and would wake the progress thread in vain.
+            self.transports.iter().for_each(|transport| transport.mute());
+        }
         // The thread has just sent something, and an answer may come soon.
         self.pacer.found.store(true, Ordering::Relaxed);
         let mut jobs = Vec::new();
@@ -495,7 +505,7 @@ impl Core {
                 pacer.active.store(now_ns, Ordering::Relaxed);
                 continue;
             }
-            let quiet = Duration::from_nanos(now_ns.saturating_sub(pacer.active.load(Ordering::Relaxed)));
+            let quiet = pacer.quiet();
             if self.spin.is_some_and(|spin| quiet < spin) {
                 if quiet >= YIELD_AFTER || pacer.yields.load(Ordering::Relaxed) > 0 {
                     yielded = Some(quiet >= YIELD_AFTER);

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,16 @@ const TICK: Duration = Duration::from_micros(500);
 const SHORT_TICK: Duration = Duration::from_micros(250);
 /// How long answers are corked at most, if handlers are short.
 const MAX_CORK: Duration = Duration::from_micros(50);
-/// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else it sleeps until the next one begins.
+/// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else ever more rarely.
 const BUSY_HANDLERS: u64 = 4;
+/// While no handler begins, the watcher naps twice as long each time, up to this, and then sleeps until one begins.
+const LONGEST_NAP: Duration = Duration::from_millis(16);
+/// The watcher looks again within a `TICK`.
+const AWAKE: u8 = 0;
+/// It looks again within `LONGEST_NAP`. To wake it for each rare call would take longer than many handlers.
+const NAPPING: u8 = 1;
+/// It sleeps until it is woken.
+const ASLEEP: u8 = 2;
 /// Most jobs that run one after the other before the engine drives again: an async handler that wakes itself is one job after
 /// the other.
 pub(super) const MAX_JOBS: u32 = 256;
@@ -53,8 +61,8 @@ pub(super) struct Threads {
     /// The class of the running handler, and its address.
     running: Mutex<Option<Arc<HandlerClass>>>,
     running_address: AtomicUsize,
-    /// The watcher sleeps until it is woken.
-    watcher_asleep: AtomicBool,
+    /// `AWAKE`, `NAPPING` or `ASLEEP`: how soon the watcher looks again, if it is not woken.
+    watch: AtomicU8,
     watcher: Mutex<Option<Arc<ThreadWaiter>>>,
     progress: Mutex<Option<Arc<ThreadWaiter>>>,
     /// The caller that drove does not come back soon: the progress thread acquires the driver lock without waiting for that.
@@ -72,15 +80,17 @@ impl Threads {
     }
 
     /// True when the watcher had to be woken, which takes some time.
-    fn begin_handling(&self, holds_lock: bool) -> bool {
+    fn begin_handling(&self, holds_lock: bool, class: Option<&HandlerClass>) -> bool {
         let number = self.handling.fetch_add(1, Ordering::SeqCst) + 1;
         HANDLING.set(Some(Handling { engine: self.identity(), number, holds_lock }));
         // `handling` has changed already, so either the watcher sees that, or this thread sees that the watcher sleeps.
-        let asleep = self.watcher_asleep.load(Ordering::SeqCst) && self.watcher_asleep.swap(false, Ordering::SeqCst);
-        if asleep && let Some(watcher) = &*self.watcher.lock() {
+        let watch = self.watch.load(Ordering::SeqCst);
+        let sees_in_time = watch == AWAKE || watch == NAPPING && class.is_some_and(HandlerClass::is_trusted);
+        let wakes = !sees_in_time && self.watch.swap(AWAKE, Ordering::SeqCst) != AWAKE;
+        if wakes && let Some(watcher) = &*self.watcher.lock() {
             watcher.wake();
         }
-        asleep
+        wakes
     }
 
     /// True when the thread still holds the driver lock. `None` when the watcher has replaced this thread meanwhile: then it is
@@ -380,7 +390,8 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
         ran += 1;
         threads.note_running(job.class());
         // The time it takes to wake the watcher does not count as the handler's.
-        let began = if threads.begin_handling(lock == LockState::Holding) { core.pacer.read_clock() } else { core.pacer.now() };
+        let woke = threads.begin_handling(lock == LockState::Holding, Some(job.class()));
+        let began = if woke { core.pacer.read_clock() } else { core.pacer.now() };
         core.run_job(job, began, more, &mut corked_since);
         match threads.end_handling() {
             Some(true) => {}
@@ -424,7 +435,7 @@ fn watch(core: &Arc<Core>) {
     let threads = &core.threads;
     with_sleeper(|sleeper| {
         *threads.watcher.lock() = Some(sleeper.waiter.clone());
-        let mut before = 0;
+        let (mut before, mut nap) = (0, TICK);
         while !core.is_stopping() {
             let now = threads.handling.load(Ordering::SeqCst);
             if now % 2 == 1 && now == before {
@@ -432,17 +443,22 @@ fn watch(core: &Arc<Core>) {
             }
             // The count goes up by two with each handler.
             let many = now.wrapping_sub(before) >= 2 * BUSY_HANDLERS;
+            if now != before {
+                nap = TICK;
+            }
             before = now;
             if now % 2 == 1 || many {
                 sleeper.sleep(Some(Instant::now() + TICK));
                 continue;
             }
-            threads.watcher_asleep.store(true, Ordering::SeqCst);
+            let naps = nap <= LONGEST_NAP;
+            threads.watch.store(if naps { NAPPING } else { ASLEEP }, Ordering::SeqCst);
             // A handler that began before the line above has not woken this thread.
             if threads.handling.load(Ordering::SeqCst) == before && !core.is_stopping() {
-                sleeper.sleep(None);
+                sleeper.sleep(naps.then(|| Instant::now() + nap));
+                nap *= 2;
             }
-            threads.watcher_asleep.store(false, Ordering::SeqCst);
+            threads.watch.store(AWAKE, Ordering::SeqCst);
         }
     });
 }
@@ -525,7 +541,7 @@ impl Core {
         }
         if self.handlers_inline {
             // Without handler threads, another progress thread has to run new requests: the watcher starts one.
-            threads.begin_handling(false);
+            threads.begin_handling(false, None);
             return HandlerPaused { threads: None };
         }
         let left = std::mem::take(&mut *threads.jobs.lock());
@@ -537,7 +553,7 @@ impl Core {
 impl Drop for HandlerPaused<'_> {
     fn drop(&mut self) {
         if let Some(threads) = self.threads {
-            threads.begin_handling(false);
+            threads.begin_handling(false, None);
         }
     }
 }
@@ -602,5 +618,29 @@ impl Core {
     /// Whether the progress thread has been told to take over since this was last asked.
     pub(crate) fn takes_over(&self) -> bool {
         self.threads.takes_over.swap(false, Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handler_wakes_a_watcher_that_would_be_late() {
+        let (unknown, trusted) = (HandlerClass::default(), HandlerClass::trusted());
+        let cases = [
+            (AWAKE, &unknown, false),
+            (AWAKE, &trusted, false),
+            (NAPPING, &unknown, true),
+            (NAPPING, &trusted, false),
+            (ASLEEP, &unknown, true),
+            (ASLEEP, &trusted, true),
+        ];
+        for (watch, class, wakes) in cases {
+            let threads = Threads::default();
+            threads.watch.store(watch, Ordering::SeqCst);
+            assert_eq!(threads.begin_handling(false, Some(class)), wakes, "{watch}, trusted: {}", class.is_trusted());
+            assert!(threads.end_handling().is_some());
+        }
     }
 }

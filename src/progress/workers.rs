@@ -76,8 +76,10 @@ pub(crate) struct HandlerClass {
     pub pool: Option<Arc<Workers>>,
     /// One has blocked, or several in a row have taken long: they start on handler threads.
     slow: AtomicBool,
-    /// How many in a row have been quick since the class was marked slow.
+    /// How many in a row have been quick, up to `FORGIVEN_AFTER`.
     quick: AtomicU32,
+    /// The class has been slow before.
+    has_been_slow: AtomicBool,
     /// How many in a row have taken long.
     long: AtomicU32,
 }
@@ -98,11 +100,22 @@ impl HandlerClass {
         Arc::new(HandlerClass { pool, ..HandlerClass::default() })
     }
 
+    #[cfg(test)]
+    pub(super) fn trusted() -> HandlerClass {
+        HandlerClass { quick: AtomicU32::new(FORGIVEN_AFTER), ..HandlerClass::default() }
+    }
+
     pub(crate) fn is_slow(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
     }
 
+    /// True for jobs of which many have been quick, in a row, and none has blocked.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.quick.load(Ordering::Relaxed) >= FORGIVEN_AFTER && !self.has_been_slow.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn set_slow(&self) {
+        self.has_been_slow.store(true, Ordering::Relaxed);
         self.slow.store(true, Ordering::Relaxed);
         self.quick.store(0, Ordering::Relaxed);
     }
@@ -120,6 +133,7 @@ impl HandlerClass {
             if !self.is_slow() && waited_for_processor() >= took / 2 {
                 return;
             }
+            self.quick.store(0, Ordering::Relaxed);
             if self.long.fetch_add(1, Ordering::Relaxed) + 1 >= LONG_IN_A_ROW {
                 self.set_slow();
             }
@@ -128,8 +142,12 @@ impl HandlerClass {
         if self.long.load(Ordering::Relaxed) > 0 {
             self.long.store(0, Ordering::Relaxed);
         }
-        if self.is_slow() && self.quick.fetch_add(1, Ordering::Relaxed) + 1 >= FORGIVEN_AFTER {
-            self.slow.store(false, Ordering::Relaxed);
+        let quick = self.quick.load(Ordering::Relaxed);
+        if quick < FORGIVEN_AFTER {
+            self.quick.store(quick + 1, Ordering::Relaxed);
+            if quick + 1 == FORGIVEN_AFTER && self.is_slow() {
+                self.slow.store(false, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -498,5 +516,29 @@ impl Drop for Blocking {
         if let Some(pool) = &self.pool {
             pool.state.lock().blocked -= 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn class_is_trusted_while_its_jobs_are_quick_and_until_one_blocks() {
+        let class = HandlerClass::default();
+        let run = |count: u32, took| (0..count).for_each(|_| class.learn_length(took));
+        run(FORGIVEN_AFTER - 1, Duration::ZERO);
+        assert!(!class.is_trusted());
+        run(1, Duration::ZERO);
+        assert!(class.is_trusted());
+        run(1, Duration::from_secs(1));
+        assert!(!class.is_trusted(), "one has taken long");
+        run(FORGIVEN_AFTER, Duration::ZERO);
+        assert!(class.is_trusted());
+        class.set_slow();
+        run(FORGIVEN_AFTER - 1, Duration::ZERO);
+        assert!(class.is_slow());
+        run(2 * FORGIVEN_AFTER, Duration::ZERO);
+        assert_eq!((class.is_slow(), class.is_trusted()), (false, false), "it is forgiven, and not trusted");
     }
 }

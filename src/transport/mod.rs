@@ -188,6 +188,9 @@ pub(crate) trait TransportDriver: Send + Sync {
     fn park(&self) -> bool;
     /// The driver does not block any more.
     fn unpark(&self);
+    /// From now until it is parked, the driver polls in place of a thread that blocks in the reactor: the transport need not wake
+    /// that for what the driver finds by itself.
+    fn mute(&self) {}
     /// True when the calling thread holds a lock that `poll` takes.
     #[cfg(test)]
     fn is_locked(&self) -> bool {

@@ -1,11 +1,18 @@
 //! Tests that apply to each socket-based transport.
 
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::Address;
+use crate::memory::Slice;
 use crate::sync::Mutex;
 
-use super::{KernelCopyPolicy, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
+use super::{
+    Consumed, KernelCopyPolicy, Link, LinkKey, PayloadStatus, Reactor, Sent, Shm, ShmOptions, Sink, Tcp, TcpOptions,
+    TransportDriver,
+};
 
 /// Dials a listener of the same transport, runs `attached` on the link and `afterwards` on the transport, and checks that the
 /// link was dropped.
@@ -69,4 +76,167 @@ fn unclosed_tcp_link_is_dropped_with_its_transport() {
 #[test]
 fn unclosed_shm_link_is_dropped_with_its_transport() {
     check_unclosed_link_is_dropped_with_its_transport(shm, "shm://");
+}
+
+/// Counts what is reported.
+#[derive(Default)]
+struct Counts {
+    connected: bool,
+    arrived: usize,
+    sent: usize,
+    closed: bool,
+}
+
+impl Sink for Counts {
+    fn accepted(&mut self, _: Address) -> LinkKey {
+        unreachable!("it does not listen")
+    }
+    fn attach(&mut self, _: LinkKey, _: Arc<dyn Link>) {}
+    fn connected(&mut self, _: LinkKey) {
+        self.connected = true;
+    }
+    fn chunk(&mut self, _: LinkKey, _: usize) {}
+    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
+        self.arrived += bytes.len();
+        Some(Consumed { used: bytes.len(), target: None })
+    }
+    fn payload_done(&mut self, _: LinkKey, _: PayloadStatus) {}
+    fn heard(&mut self, _: LinkKey) {}
+    fn sent(&mut self, _: LinkKey, _: Vec<u8>, _: bool) {
+        self.sent += 1;
+    }
+    fn returned(&mut self, _: LinkKey) {}
+    fn rma_capable(&mut self, _: LinkKey) {}
+    fn rma_done(&mut self, _: LinkKey, _: u64, _: io::Result<()>) {}
+    fn closed(&mut self, _: LinkKey, _: io::Error) {
+        self.closed = true;
+    }
+}
+
+/// A tcp link to a peer that speaks no protocol, and its driver.
+struct TcpRig {
+    poll: mio::Poll,
+    transport: Box<dyn TransportDriver>,
+    link: Arc<dyn Link>,
+    peer: TcpStream,
+    counts: Counts,
+}
+
+impl TcpRig {
+    fn new() -> TcpRig {
+        let poll = mio::Poll::new().unwrap();
+        let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
+        let transport = tcp(Reactor { registry: poll.registry().try_clone().unwrap(), waker, first_token: 1 });
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::tcp(listener.local_addr().unwrap());
+        let link = Mutex::new(None);
+        transport.connect(LinkKey(1), &address, &|attached| *link.lock() = Some(attached)).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        let link = link.lock().take().unwrap();
+        let mut rig = TcpRig { poll, transport, link, peer, counts: Counts::default() };
+        rig.sleep_until("it is connected", |counts| counts.connected);
+        assert!(rig.transport.park());
+        rig
+    }
+
+    /// Waits in the reactor, and handles its events; false when there were none.
+    fn sleep(&mut self, time: Duration) -> bool {
+        let mut events = mio::Events::with_capacity(8);
+        self.poll.poll(&mut events, Some(time)).unwrap();
+        events.iter().for_each(|event| self.transport.ready(event.token().0, event, &mut self.counts));
+        !events.is_empty()
+    }
+
+    fn sleep_until(&mut self, what: &str, done: impl Fn(&Counts) -> bool) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !done(&self.counts) {
+            assert!(self.sleep(end.saturating_duration_since(Instant::now())), "the reactor does not report that {what}");
+        }
+    }
+
+    fn poll_until(&mut self, what: &str, done: impl Fn(&Counts) -> bool) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !done(&self.counts) {
+            assert!(Instant::now() < end, "polling does not show that {what}");
+            for _ in 0..100 {
+                self.transport.poll(&mut self.counts);
+            }
+            self.sleep(Duration::ZERO);
+        }
+    }
+
+    /// Sends a byte, and stops the reactor from reporting the answer.
+    fn ask_muted(&mut self) {
+        assert!(matches!(self.link.send(vec![1], None), Sent::All(_)));
+        self.transport.mute();
+        self.peer.read_exact(&mut [0]).unwrap();
+    }
+
+    /// Sends more than the socket takes.
+    fn send_much(&self) {
+        assert!(matches!(self.link.send(vec![0; MUCH], None), Sent::Later));
+    }
+
+    /// The peer reads that.
+    fn read_much(&self) -> std::thread::JoinHandle<()> {
+        let mut peer = self.peer.try_clone().unwrap();
+        std::thread::spawn(move || peer.read_exact(&mut vec![0; MUCH]).unwrap())
+    }
+}
+
+const MUCH: usize = 32 << 20;
+
+#[test]
+fn muted_tcp_link_is_polled_and_reported_again_once_it_is_parked() {
+    let mut rig = TcpRig::new();
+    for round in 0..3 {
+        let before = rig.counts.arrived;
+        rig.ask_muted();
+        rig.peer.write_all(&[2]).unwrap();
+        assert!(!rig.sleep(Duration::from_millis(20)), "round {round}: the reactor reports a muted link");
+        rig.poll_until("the answer arrives", |counts| counts.arrived == before + 1);
+        // One before it is parked, and one afterwards.
+        rig.peer.write_all(&[3]).unwrap();
+        assert!(rig.transport.park());
+        rig.sleep_until("a byte arrives that was there before", |counts| counts.arrived == before + 2);
+        assert!(rig.transport.park());
+        assert!(!rig.sleep(Duration::from_millis(1)), "round {round}: there is nothing to report");
+        rig.peer.write_all(&[4]).unwrap();
+        rig.sleep_until("a byte arrives", |counts| counts.arrived == before + 3);
+        assert!(rig.transport.park());
+    }
+    rig.ask_muted();
+    rig.peer.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!(rig.transport.park());
+    rig.sleep_until("the peer is gone", |counts| counts.closed);
+}
+
+#[test]
+fn muted_tcp_link_reports_an_end_that_is_found_by_polling() {
+    let mut rig = TcpRig::new();
+    rig.ask_muted();
+    rig.peer.shutdown(std::net::Shutdown::Both).unwrap();
+    rig.poll_until("the peer is gone", |counts| counts.closed);
+    assert!(rig.transport.park());
+}
+
+#[test]
+fn tcp_link_that_was_muted_sends_what_the_socket_did_not_take() {
+    // Begun after the link was muted, or before, and continued by the reactor or by polling.
+    for (after, polled) in [(true, false), (true, true), (false, false), (false, true)] {
+        let mut rig = TcpRig::new();
+        rig.ask_muted();
+        if after {
+            assert!(rig.transport.park());
+        }
+        rig.send_much();
+        let reader = rig.read_much();
+        if polled {
+            rig.poll_until("all is sent", |counts| counts.sent == 1);
+        } else {
+            assert!(rig.transport.park());
+            rig.sleep_until("the socket takes more", |counts| counts.sent == 1);
+        }
+        reader.join().unwrap();
+    }
 }

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::sync::Mutex;
+use mio::{Interest, Token};
 
 use super::super::{Link, LinkKey, Sent, Sink, closed_by_peer};
 use super::session::Session;
@@ -14,6 +14,7 @@ use super::{Scratch, TcpShared, sys};
 use crate::Transport;
 use crate::deferred_log::defer;
 use crate::memory::Slice;
+use crate::sync::Mutex;
 
 /// Most bytes that a link reads in one turn if it is the only busy one, and if there are others; fewer if they are frames, since
 /// one read may contain thousands of calls.
@@ -37,12 +38,22 @@ pub(super) struct TcpLink {
     ending: AtomicBool,
     /// Bytes that the socket has accepted since it was created.
     written: AtomicU64,
-    sending: Mutex<Option<TcpSend>>,
+    sending: Mutex<PendingSend>,
     receiving: Mutex<TcpReceiver>,
     /// Payloads have checksums.
     covered: AtomicBool,
     /// The TLS session, if any.
     session: Option<Box<Session>>,
+}
+
+/// What the socket has not accepted yet.
+#[derive(Default)]
+struct PendingSend {
+    send: Option<TcpSend>,
+    /// The reactor does not report that the socket accepts more.
+    unreported: bool,
+    /// It reports nothing: the driver polls the link, and continues the send besides.
+    muted: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -73,7 +84,7 @@ impl TcpLink {
             polled: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             written: AtomicU64::new(0),
-            sending: Mutex::new(None),
+            sending: Mutex::default(),
             receiving: Mutex::default(),
             covered: AtomicBool::new(false),
             session: session.map(Box::new),
@@ -84,12 +95,22 @@ impl TcpLink {
         self.key
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     pub(super) fn with_stream<R>(&self, f: impl FnOnce(&mut mio::net::TcpStream) -> R) -> R {
         f(&mut self.stream.lock())
     }
 
     pub(super) fn expect_end(&self) {
         self.ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the link: what has arrived is read, and then its end.
+    pub(super) fn abandon(&self) {
+        self.expect_end();
+        let _ = self.stream.lock().shutdown(std::net::Shutdown::Both);
     }
 
     pub(super) fn is_ending(&self) -> bool {
@@ -157,8 +178,8 @@ impl TcpLink {
 
     /// Continues a pending send, if there is one. True when it is complete now.
     pub(super) fn resume(&self, sink: &mut dyn Sink) -> bool {
-        let mut slot = self.sending.lock();
-        let Some(mut sending) = slot.take() else {
+        let mut pending = self.sending.lock();
+        let Some(mut sending) = pending.send.take() else {
             if let Some(session) = &self.session {
                 session.flush(self.fd, |n| self.count(n));
             }
@@ -166,11 +187,11 @@ impl TcpLink {
         };
         match self.write(&mut sending) {
             Ok(false) => {
-                *slot = Some(sending);
+                pending.send = Some(sending);
                 false
             }
             Ok(true) => {
-                drop(slot);
+                drop(pending);
                 sink.sent(self.key, sending.bytes, false);
                 true
             }
@@ -181,6 +202,33 @@ impl TcpLink {
                 false
             }
         }
+    }
+
+    /// Makes the reactor report nothing of the socket, or what arrives again. It then reports also what is so already; so it is told
+    /// to report that the socket accepts more only where something waits for that.
+    pub(super) fn mute(&self, muted: bool) -> io::Result<()> {
+        let mut pending = self.sending.lock();
+        let registry = &self.shared.registry;
+        if muted {
+            self.with_stream(|stream| registry.deregister(stream))?;
+            (pending.muted, pending.unreported) = (true, true);
+            return Ok(());
+        }
+        let waits = pending.send.is_some();
+        let interest = if waits { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
+        self.with_stream(|stream| registry.register(stream, Token(self.token), interest))?;
+        (pending.muted, pending.unreported) = (false, !waits);
+        Ok(())
+    }
+
+    /// Something waits until the socket accepts more: the reactor must report that, unless the link is muted.
+    fn report(&self, pending: &mut PendingSend) -> io::Result<()> {
+        if pending.unreported && !pending.muted {
+            let interest = Interest::READABLE | Interest::WRITABLE;
+            self.with_stream(|stream| self.shared.registry.reregister(stream, Token(self.token), interest))?;
+            pending.unreported = false;
+        }
+        Ok(())
     }
 
     fn lose(&self, cause: io::Error, sink: &mut dyn Sink) {
@@ -263,12 +311,16 @@ impl Link for TcpLink {
         if !self.polled.load(Ordering::Relaxed) && !self.polled.swap(true, Ordering::Relaxed) {
             self.shared.mark_pending(self.token);
         }
-        let mut slot = self.sending.lock();
+        let mut pending = self.sending.lock();
         let mut sending = TcpSend::new(bytes, payload, self.covered.load(Ordering::Relaxed));
         match self.write(&mut sending) {
             Ok(true) => Sent::All(sending.bytes),
             Ok(false) => {
-                *slot = Some(sending);
+                if let Err(error) = self.report(&mut pending) {
+                    self.abandon();
+                    return Sent::Failed(error);
+                }
+                pending.send = Some(sending);
                 Sent::Later
             }
             Err(error) => Sent::Failed(error),
@@ -314,10 +366,11 @@ impl Link for TcpLink {
             session.close(self.fd);
         }
         self.shared.entries.lock().links.remove(&self.token);
-        let mut stream = self.stream.lock();
-        let _ = self.shared.registry.deregister(&mut *stream);
-        // The kernel still delivers what was sent; the socket itself closes with the last reference to this link.
-        let _ = stream.shutdown(std::net::Shutdown::Both);
-        *self.sending.lock() = None;
+        self.with_stream(|stream| {
+            let _ = self.shared.registry.deregister(stream);
+            // The kernel still delivers what was sent; the socket itself closes with the last reference to this link.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        });
+        self.sending.lock().send = None;
     }
 }

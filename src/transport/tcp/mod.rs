@@ -75,6 +75,44 @@ struct Scratch {
 struct PolledTcpLink {
     link: Arc<TcpLink>,
     empty: u32,
+    /// The reactor does not report what arrives, so the socket must be polled.
+    muted: bool,
+}
+
+impl PolledTcpLink {
+    fn new(link: &Arc<TcpLink>) -> PolledTcpLink {
+        link.set_polled(true);
+        PolledTcpLink { link: link.clone(), empty: 0, muted: false }
+    }
+
+    /// Makes the reactor report nothing of the socket, or what arrives again. False when it can't.
+    fn mute(&mut self, muted: bool) -> bool {
+        let link = &self.link;
+        // A TLS session may have something of its own to write, for which the reactor must report that it can.
+        if self.muted == muted || link.is_secure() || !link.is_connected() || link.is_closed() {
+            return true;
+        }
+        match link.mute(muted) {
+            Ok(()) => self.muted = muted,
+            Err(error) => {
+                defer(move || tracing::error!(target: "calomel::tcp", %error, "can't register a socket"));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The link is left to the reactor, which reports also what has arrived already. False when it can't, and the link must be
+    /// polled once more: then it ends.
+    fn leave(&mut self) -> bool {
+        let left = self.mute(false);
+        if left {
+            self.link.set_polled(false);
+        } else {
+            self.link.abandon();
+        }
+        left
+    }
 }
 
 /// What links share with their transport.
@@ -262,8 +300,7 @@ impl Tcp {
         if let Some(entry) = found {
             entry.empty = 0;
         } else if more || polled.len() < MAX_POLLED {
-            link.set_polled(true);
-            polled.push(PolledTcpLink { link: link.clone(), empty: 0 });
+            polled.push(PolledTcpLink::new(link));
             self.shared.busy.store(true, Ordering::Release);
         } else {
             link.set_polled(false);
@@ -366,10 +403,7 @@ impl TransportDriver for Tcp {
             // With many polled links, an empty read is enough: thousands of peers may have sent something once.
             let idle = entry.empty > if many { 0 } else { COOL_AFTER };
             let stays = !received.closed && (!idle || link.may_have_more());
-            if !stays {
-                link.set_polled(false);
-            }
-            stays
+            stays || !entry.leave()
         });
         if !polled.is_empty() {
             self.shared.busy.store(true, Ordering::Release);
@@ -426,12 +460,19 @@ impl TransportDriver for Tcp {
         // Sockets that may have more must be read first: the reactor is edge-triggered.
         let more = polled.iter().any(|entry| entry.link.may_have_more());
         if !more {
-            polled.drain(..).for_each(|entry| entry.link.set_polled(false));
+            polled.retain_mut(|entry| !entry.leave());
         }
-        !more
+        polled.is_empty()
     }
 
     fn unpark(&self) {}
+
+    fn mute(&self) {
+        self.activate_pending();
+        self.polled.lock().iter_mut().for_each(|entry| {
+            entry.mute(true);
+        });
+    }
 
     #[cfg(test)]
     fn is_locked(&self) -> bool {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{Engine, Error, Pending, Request, Responder};
+use calomel::{Engine, Error, PeerEvent, Pending, Request, Responder};
 
 use crate::assert_error;
 use crate::support::{BOUND, Net, eventually, patience};
@@ -183,6 +183,95 @@ fn handler_that_blocks_after_a_call_does_not_delay_others(net: &Net) {
     blocked.wait().unwrap();
 }
 
+/// As above, with handlers that have all been quick before, after pauses of all lengths: they are watched less closely.
+fn handler_that_blocks_after_many_quick_ones_does_not_delay_others(net: &Net) {
+    let (one, other) = (net.server(), net.server());
+    one.define("empty", |_: &Request, (): ()| ()).unwrap();
+    let to_one = other.lookup(one.address()).unwrap();
+    let empty = other.procedure::<(), ()>("empty").on(&to_one);
+    for pause in [0, 1, 3, 7, 14, 40] {
+        let (open, opened) = mpsc::channel::<()>();
+        let (begin, begun) = mpsc::channel::<()>();
+        let opened = Mutex::new(opened);
+        let name = format!("mixed {pause}");
+        one.define(&name, move |_: &Request, blocks: bool| {
+            if blocks {
+                begin.send(()).unwrap();
+                let _ = opened.lock().unwrap().recv_timeout(BOUND);
+            }
+        })
+        .unwrap();
+        let mixed = other.procedure::<bool, ()>(&name).on(&to_one);
+        (0..100).for_each(|_| mixed.call(&false).unwrap());
+        thread::sleep(Duration::from_millis(pause));
+        let blocked = mixed.start(&true).unwrap();
+        begun.recv_timeout(BOUND).unwrap();
+        let started = Instant::now();
+        empty.call(&()).unwrap();
+        assert!(started.elapsed() < soon(), "after {pause} ms: {:?}", started.elapsed());
+        open.send(()).unwrap();
+        blocked.wait().unwrap();
+    }
+}
+
+/// After a call that found its engine asleep, with arguments that one write may not send: requests reach that engine, and it
+/// notices that a peer is gone.
+fn engine_is_reached_between_rare_calls(net: &Net) {
+    let (gone, notice) = mpsc::channel();
+    let other = net.server_with(|builder| {
+        builder.on_peer_event(move |event| {
+            if let PeerEvent::Lost { .. } = event {
+                let _ = gone.send(Instant::now());
+            }
+        })
+    });
+    let one = net.server();
+    for engine in [&one, &other] {
+        engine.define("length", |_: &Request, text: String| text.len() as u64).unwrap();
+    }
+    let (to_one, to_other) = (other.lookup(one.address()).unwrap(), one.lookup(other.address()).unwrap());
+    let forth = other.procedure::<String, u64>("length").on(&to_one);
+    let back = one.procedure::<String, u64>("length").on(&to_other);
+    back.call(&String::new()).unwrap();
+    for round in 0..24usize {
+        let text = "-".repeat([0, 100, 70_000, 3 << 20][round % 4]);
+        thread::sleep(Duration::from_millis(2));
+        assert_eq!(forth.call(&text).unwrap(), text.len() as u64);
+        thread::sleep(Duration::from_micros([0, 100, 1000][round % 3]));
+        let started = Instant::now();
+        assert_eq!(back.call(&"back".to_owned()).unwrap(), 4);
+        assert!(started.elapsed() < soon(), "round {round}: {:?}", started.elapsed());
+    }
+    thread::sleep(Duration::from_millis(2));
+    forth.call(&String::new()).unwrap();
+    one.finalize().unwrap();
+    let finalized = Instant::now();
+    let noticed = notice.recv_timeout(BOUND).unwrap().saturating_duration_since(finalized);
+    assert!(noticed < soon(), "{noticed:?}");
+}
+
+/// The thread that calls is awake, and finds the answer by itself: no thread of its engine wakes up for it.
+fn rare_call_wakes_no_other_thread_of_its_engine(net: &Net) {
+    let pair = net.pair();
+    pair.server.define("empty", |_: &Request, (): ()| ()).unwrap();
+    let empty = pair.client.procedure::<(), ()>("empty").on(&pair.to_server);
+    let mut least = u64::MAX;
+    // On a busy machine an answer may take so long that the caller sleeps.
+    for _ in 0..40 {
+        thread::sleep(Duration::from_millis(5));
+        let before = pair.client.stats().sleeps;
+        for _ in 0..10 {
+            empty.call(&()).unwrap();
+            thread::sleep(Duration::from_millis(3));
+        }
+        least = least.min(pair.client.stats().sleeps - before);
+        if least <= 2 {
+            return;
+        }
+    }
+    panic!("the client's threads have slept {least} times beside ten calls");
+}
+
 /// Makes calls without pause until `work` is done.
 fn busily<R>(pair: &crate::support::Pair, work: impl FnOnce() -> R) -> R {
     pair.server.define("busy", |_: &Request, (): ()| ()).unwrap();
@@ -263,6 +352,9 @@ suite!(
     one_way_calls_before_finalize_are_sent,
     blocked_handler_does_not_delay_its_engines_callers,
     handler_that_blocks_after_a_call_does_not_delay_others,
+    handler_that_blocks_after_many_quick_ones_does_not_delay_others,
+    engine_is_reached_between_rare_calls,
+    rare_call_wakes_no_other_thread_of_its_engine,
     timers_and_deadlines_of_busy_engines_are_on_time,
     new_peers_of_busy_engines_are_served,
     rare_calls_of_several_threads_are_answered,

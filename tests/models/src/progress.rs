@@ -334,6 +334,9 @@ impl Inbox {
     fn unpark(&self) {
         self.state.lock().parked = false;
     }
+
+    /// It does not wake the reactor any more, since it was unparked.
+    fn mute(&self) {}
 }
 
 mod processor {
