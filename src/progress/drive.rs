@@ -371,9 +371,7 @@ impl Core {
 
     pub(super) fn drive_as_caller(&self, acquired: Acquired, goal: &DriveGoal<'_>) -> bool {
         let _guard = self.begin_driving(acquired);
-        let stays = acquired == Acquired::Borrowed && !goal.until_event;
-        if stays && self.spin.is_some_and(|spin| self.pacer.quiet() >= spin) {
-            // The peer sleeps, too, so the answer will take longer than this, and would wake the progress thread in vain.
+        if acquired == Acquired::Borrowed && self.outlasts_a_wake_up(goal.deadline) {
             self.transports.iter().for_each(|transport| transport.mute());
         }
         // The thread has just sent something, and an answer may come soon.
@@ -391,6 +389,13 @@ impl Core {
                 DriveEnd::Jobs | DriveEnd::LockTaken => {}
             }
         }
+    }
+
+    /// Whether the peer is likely to sleep, as this engine did, and a thread that drives until the deadline will see the answer of a
+    /// peer that has to wake up. Then that should not wake the progress thread of this engine as well.
+    fn outlasts_a_wake_up(&self, deadline: Option<Instant>) -> bool {
+        let time = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(self.pacer.now()));
+        self.spin.is_some_and(|spin| self.pacer.quiet() >= spin && time >= spin)
     }
 
     /// Releases the driver lock for a caller, or returns it to the progress thread that it was borrowed from.

@@ -31,7 +31,8 @@ const SHORT_TICK: Duration = Duration::from_micros(250);
 const MAX_CORK: Duration = Duration::from_micros(50);
 /// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else ever more rarely.
 const BUSY_HANDLERS: u64 = 4;
-/// While no handler begins, the watcher naps twice as long each time, up to this, and then sleeps until one begins.
+/// While no handler begins, the watcher takes these naps, and then sleeps until one begins.
+const NAPS: [Duration; 4] = [TICK, Duration::from_millis(2), Duration::from_millis(8), LONGEST_NAP];
 const LONGEST_NAP: Duration = Duration::from_millis(16);
 /// The watcher looks again within a `TICK`.
 const AWAKE: u8 = 0;
@@ -390,7 +391,8 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
         ran += 1;
         threads.note_running(job.class());
         // The time it takes to wake the watcher does not count as the handler's.
-        let woke = threads.begin_handling(lock == LockState::Holding, Some(job.class()));
+        let class = Some(&**job.class()).filter(|_| !core.handlers_inline);
+        let woke = threads.begin_handling(lock == LockState::Holding, class);
         let began = if woke { core.pacer.read_clock() } else { core.pacer.now() };
         core.run_job(job, began, more, &mut corked_since);
         match threads.end_handling() {
@@ -435,7 +437,7 @@ fn watch(core: &Arc<Core>) {
     let threads = &core.threads;
     with_sleeper(|sleeper| {
         *threads.watcher.lock() = Some(sleeper.waiter.clone());
-        let (mut before, mut nap) = (0, TICK);
+        let (mut before, mut naps) = (0, NAPS.iter());
         while !core.is_stopping() {
             let now = threads.handling.load(Ordering::SeqCst);
             if now % 2 == 1 && now == before {
@@ -444,19 +446,18 @@ fn watch(core: &Arc<Core>) {
             // The count goes up by two with each handler.
             let many = now.wrapping_sub(before) >= 2 * BUSY_HANDLERS;
             if now != before {
-                nap = TICK;
+                naps = NAPS.iter();
             }
             before = now;
             if now % 2 == 1 || many {
                 sleeper.sleep(Some(Instant::now() + TICK));
                 continue;
             }
-            let naps = nap <= LONGEST_NAP;
-            threads.watch.store(if naps { NAPPING } else { ASLEEP }, Ordering::SeqCst);
+            let nap = naps.next();
+            threads.watch.store(if nap.is_some() { NAPPING } else { ASLEEP }, Ordering::SeqCst);
             // A handler that began before the line above has not woken this thread.
             if threads.handling.load(Ordering::SeqCst) == before && !core.is_stopping() {
-                sleeper.sleep(naps.then(|| Instant::now() + nap));
-                nap *= 2;
+                sleeper.sleep(nap.map(|nap| Instant::now() + *nap));
             }
             threads.watch.store(AWAKE, Ordering::SeqCst);
         }

@@ -76,10 +76,10 @@ pub(crate) struct HandlerClass {
     pub pool: Option<Arc<Workers>>,
     /// One has blocked, or several in a row have taken long: they start on handler threads.
     slow: AtomicBool,
-    /// How many in a row have been quick, up to `FORGIVEN_AFTER`.
+    /// How many in a row have been quick since the class was marked slow.
     quick: AtomicU32,
-    /// The class has been slow before.
-    has_been_slow: AtomicBool,
+    /// How many have been quick, up to `TRUSTED_AFTER`; `NEVER` once one has held up the progress thread.
+    trust: AtomicU32,
     /// How many in a row have taken long.
     long: AtomicU32,
 }
@@ -90,6 +90,10 @@ const LONG: Duration = Duration::from_micros(100);
 const LONG_IN_A_ROW: u32 = 3;
 /// After so many quick ones in a row, a class is not slow any more.
 const FORGIVEN_AFTER: u32 = 64;
+/// After so many quick ones, and while none has taken as long as `HOLDS_UP`, the watcher need not be awake when one begins.
+const TRUSTED_AFTER: u32 = 64;
+const NEVER: u32 = u32::MAX;
+const HOLDS_UP: Duration = Duration::from_millis(1);
 /// How long `stop` waits for the threads: one that takes longer is blocked by a handler.
 const GRACE: Duration = Duration::from_millis(50);
 /// A thread ends after this long without work.
@@ -102,20 +106,19 @@ impl HandlerClass {
 
     #[cfg(test)]
     pub(super) fn trusted() -> HandlerClass {
-        HandlerClass { quick: AtomicU32::new(FORGIVEN_AFTER), ..HandlerClass::default() }
+        HandlerClass { trust: AtomicU32::new(TRUSTED_AFTER), ..HandlerClass::default() }
     }
 
     pub(crate) fn is_slow(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
     }
 
-    /// True for jobs of which many have been quick, in a row, and none has blocked.
+    /// True for jobs of which many have been quick, and none has held up the progress thread.
     pub(super) fn is_trusted(&self) -> bool {
-        self.quick.load(Ordering::Relaxed) >= FORGIVEN_AFTER && !self.has_been_slow.load(Ordering::Relaxed)
+        self.trust.load(Ordering::Relaxed) == TRUSTED_AFTER
     }
 
     pub(crate) fn set_slow(&self) {
-        self.has_been_slow.store(true, Ordering::Relaxed);
         self.slow.store(true, Ordering::Relaxed);
         self.quick.store(0, Ordering::Relaxed);
     }
@@ -133,7 +136,9 @@ impl HandlerClass {
             if !self.is_slow() && waited_for_processor() >= took / 2 {
                 return;
             }
-            self.quick.store(0, Ordering::Relaxed);
+            if took >= HOLDS_UP {
+                self.trust.store(NEVER, Ordering::Relaxed);
+            }
             if self.long.fetch_add(1, Ordering::Relaxed) + 1 >= LONG_IN_A_ROW {
                 self.set_slow();
             }
@@ -142,12 +147,14 @@ impl HandlerClass {
         if self.long.load(Ordering::Relaxed) > 0 {
             self.long.store(0, Ordering::Relaxed);
         }
-        let quick = self.quick.load(Ordering::Relaxed);
-        if quick < FORGIVEN_AFTER {
-            self.quick.store(quick + 1, Ordering::Relaxed);
-            if quick + 1 == FORGIVEN_AFTER && self.is_slow() {
-                self.slow.store(false, Ordering::Relaxed);
-            }
+        if self.is_slow() && self.quick.fetch_add(1, Ordering::Relaxed) + 1 >= FORGIVEN_AFTER {
+            self.slow.store(false, Ordering::Relaxed);
+        }
+        if self.trust.load(Ordering::Relaxed) < TRUSTED_AFTER {
+            // Not to be added to `NEVER`, which another thread may store at this moment.
+            let _ = self
+                .trust
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |trust| (trust < TRUSTED_AFTER).then_some(trust + 1));
         }
     }
 }
@@ -524,21 +531,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn class_is_trusted_while_its_jobs_are_quick_and_until_one_blocks() {
+    fn class_is_trusted_after_many_quick_jobs_until_one_takes_long() {
         let class = HandlerClass::default();
         let run = |count: u32, took| (0..count).for_each(|_| class.learn_length(took));
-        run(FORGIVEN_AFTER - 1, Duration::ZERO);
+        run(TRUSTED_AFTER - 1, Duration::ZERO);
         assert!(!class.is_trusted());
         run(1, Duration::ZERO);
         assert!(class.is_trusted());
-        run(1, Duration::from_secs(1));
-        assert!(!class.is_trusted(), "one has taken long");
-        run(FORGIVEN_AFTER, Duration::ZERO);
-        assert!(class.is_trusted());
         class.set_slow();
-        run(FORGIVEN_AFTER - 1, Duration::ZERO);
-        assert!(class.is_slow());
-        run(2 * FORGIVEN_AFTER, Duration::ZERO);
-        assert_eq!((class.is_slow(), class.is_trusted()), (false, false), "it is forgiven, and not trusted");
+        run(FORGIVEN_AFTER, Duration::ZERO);
+        assert_eq!((class.is_slow(), class.is_trusted()), (false, true));
+        // More than this thread can have waited for a processor.
+        run(1, Duration::from_secs(1));
+        run(2 * TRUSTED_AFTER, Duration::ZERO);
+        assert_eq!((class.is_slow(), class.is_trusted()), (false, false));
     }
 }

@@ -288,8 +288,13 @@ impl<'l, 'a> Position<'l, 'a> {
     fn variant(self, name: &'static str, index: u32, variant: &'static str) -> Position<'l, 'a> {
         encode_number(index.into(), self.look_ahead.out);
         let variants = self.look_ahead.parts_before(self.at, KnownKind::Enum).unwrap_or(&[]);
-        let at = match variants.binary_search_by_key(&index, |variant| variant.number) {
-            Ok(found) if same(variants[found].name, variant) => variants[found].at,
+        // It stands at its own number where those before it were all seen.
+        let found = match variants.get(index as usize) {
+            Some(found) if found.number == index => Some(found),
+            _ => variants.binary_search_by_key(&index, |variant| variant.number).ok().map(|place| &variants[place]),
+        };
+        let at = match found {
+            Some(found) if same(found.name, variant) => found.at,
             _ => self.look_ahead.variant(self.at, self.ty, name, index, variant),
         };
         Position { look_ahead: self.look_ahead, at, ty: "" }

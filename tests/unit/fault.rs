@@ -441,6 +441,10 @@ impl TransportDriver for Faulty {
         self.delayed.lock().parked = false;
         self.inner.unpark();
     }
+
+    fn mute(&self) {
+        self.inner.mute();
+    }
 }
 
 struct FaultySink<'a> {

@@ -142,7 +142,9 @@ impl TcpRig {
     /// Waits in the reactor, and handles its events; false when there were none.
     fn sleep(&mut self, time: Duration) -> bool {
         let mut events = mio::Events::with_capacity(8);
-        self.poll.poll(&mut events, Some(time)).unwrap();
+        while let Err(error) = self.poll.poll(&mut events, Some(time)) {
+            assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        }
         events.iter().for_each(|event| self.transport.ready(event.token().0, event, &mut self.counts));
         !events.is_empty()
     }

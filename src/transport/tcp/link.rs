@@ -42,6 +42,8 @@ pub(super) struct TcpLink {
     receiving: Mutex<TcpReceiver>,
     /// Payloads have checksums.
     covered: AtomicBool,
+    /// Why this side ends the link, if it does so while the engine lives on.
+    abandoned: Mutex<Option<io::Error>>,
     /// The TLS session, if any.
     session: Option<Box<Session>>,
 }
@@ -87,6 +89,7 @@ impl TcpLink {
             sending: Mutex::default(),
             receiving: Mutex::default(),
             covered: AtomicBool::new(false),
+            abandoned: Mutex::default(),
             session: session.map(Box::new),
         }
     }
@@ -107,8 +110,9 @@ impl TcpLink {
         self.ending.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the link: what has arrived is read, and then its end.
-    pub(super) fn abandon(&self) {
+    /// Ends the link for this cause: what has arrived is read first.
+    pub(super) fn abandon(&self, cause: io::Error) {
+        *self.abandoned.lock() = Some(cause);
         self.expect_end();
         let _ = self.stream.lock().shutdown(std::net::Shutdown::Both);
     }
@@ -268,7 +272,8 @@ impl TcpLink {
                 }
             };
             if n.total == 0 {
-                self.lose(closed_by_peer(), sink);
+                let cause = self.abandoned.lock().take();
+                self.lose(cause.unwrap_or_else(closed_by_peer), sink);
                 received.closed = true;
                 break;
             }
@@ -316,9 +321,9 @@ impl Link for TcpLink {
         match self.write(&mut sending) {
             Ok(true) => Sent::All(sending.bytes),
             Ok(false) => {
+                // Where that fails, the link ends, and the send with it.
                 if let Err(error) = self.report(&mut pending) {
-                    self.abandon();
-                    return Sent::Failed(error);
+                    self.abandon(error);
                 }
                 pending.send = Some(sending);
                 Sent::Later

@@ -85,33 +85,28 @@ impl PolledTcpLink {
         PolledTcpLink { link: link.clone(), empty: 0, muted: false }
     }
 
-    /// Makes the reactor report nothing of the socket, or what arrives again. False when it can't.
-    fn mute(&mut self, muted: bool) -> bool {
+    /// Makes the reactor report nothing of the socket, or what arrives again.
+    fn mute(&mut self, muted: bool) -> io::Result<()> {
         let link = &self.link;
         // A TLS session may have something of its own to write, for which the reactor must report that it can.
-        if self.muted == muted || link.is_secure() || !link.is_connected() || link.is_closed() {
-            return true;
+        if self.muted != muted && link.is_connected() && !link.is_secure() && !link.is_closed() {
+            // Another thread may close it at this moment.
+            link.mute(muted).or_else(|error| if link.is_closed() { Ok(()) } else { Err(error) })?;
+            self.muted = muted;
         }
-        match link.mute(muted) {
-            Ok(()) => self.muted = muted,
-            Err(error) => {
-                defer(move || tracing::error!(target: "calomel::tcp", %error, "can't register a socket"));
-                return false;
-            }
-        }
-        true
+        Ok(())
     }
 
     /// The link is left to the reactor, which reports also what has arrived already. False when it can't, and the link must be
     /// polled once more: then it ends.
     fn leave(&mut self) -> bool {
         let left = self.mute(false);
-        if left {
-            self.link.set_polled(false);
-        } else {
-            self.link.abandon();
+        let is_left = left.is_ok();
+        match left {
+            Ok(()) => self.link.set_polled(false),
+            Err(error) => self.link.abandon(error),
         }
-        left
+        is_left
     }
 }
 
@@ -469,9 +464,11 @@ impl TransportDriver for Tcp {
 
     fn mute(&self) {
         self.activate_pending();
-        self.polled.lock().iter_mut().for_each(|entry| {
-            entry.mute(true);
-        });
+        for entry in self.polled.lock().iter_mut() {
+            if let Err(error) = entry.mute(true) {
+                defer(move || tracing::debug!(target: "calomel::tcp", %error, "can't take a socket off the reactor"));
+            }
+        }
     }
 
     #[cfg(test)]

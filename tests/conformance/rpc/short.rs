@@ -250,28 +250,6 @@ fn engine_is_reached_between_rare_calls(net: &Net) {
     assert!(noticed < soon(), "{noticed:?}");
 }
 
-/// The thread that calls is awake, and finds the answer by itself: no thread of its engine wakes up for it.
-fn rare_call_wakes_no_other_thread_of_its_engine(net: &Net) {
-    let pair = net.pair();
-    pair.server.define("empty", |_: &Request, (): ()| ()).unwrap();
-    let empty = pair.client.procedure::<(), ()>("empty").on(&pair.to_server);
-    let mut least = u64::MAX;
-    // On a busy machine an answer may take so long that the caller sleeps.
-    for _ in 0..40 {
-        thread::sleep(Duration::from_millis(5));
-        let before = pair.client.stats().sleeps;
-        for _ in 0..10 {
-            empty.call(&()).unwrap();
-            thread::sleep(Duration::from_millis(3));
-        }
-        least = least.min(pair.client.stats().sleeps - before);
-        if least <= 2 {
-            return;
-        }
-    }
-    panic!("the client's threads have slept {least} times beside ten calls");
-}
-
 /// Makes calls without pause until `work` is done.
 fn busily<R>(pair: &crate::support::Pair, work: impl FnOnce() -> R) -> R {
     pair.server.define("busy", |_: &Request, (): ()| ()).unwrap();
@@ -354,7 +332,6 @@ suite!(
     handler_that_blocks_after_a_call_does_not_delay_others,
     handler_that_blocks_after_many_quick_ones_does_not_delay_others,
     engine_is_reached_between_rare_calls,
-    rare_call_wakes_no_other_thread_of_its_engine,
     timers_and_deadlines_of_busy_engines_are_on_time,
     new_peers_of_busy_engines_are_served,
     rare_calls_of_several_threads_are_answered,

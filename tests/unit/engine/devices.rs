@@ -246,6 +246,10 @@ impl TransportDriver for DeviceTransport {
     fn unpark(&self) {
         self.inner.unpark();
     }
+
+    fn mute(&self) {
+        self.inner.mute();
+    }
 }
 
 struct DeviceSink<'a> {

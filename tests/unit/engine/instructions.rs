@@ -378,4 +378,7 @@ impl TransportDriver for LockstepTransport {
     fn unpark(&self) {
         self.inner.unpark();
     }
+    fn mute(&self) {
+        self.inner.mute();
+    }
 }

@@ -606,3 +606,34 @@ fn progress_thread_takes_over_for_the_next_request() -> crate::Result<()> {
     drop(pending);
     Ok(())
 }
+
+/// The thread that calls is awake, and finds the answer by itself: no thread of its engine wakes up for it.
+#[test]
+fn rare_call_wakes_no_other_thread_of_its_engine() -> crate::Result<()> {
+    // With one processor callers sleep.
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        return Ok(());
+    }
+    for listen in ["loop://", "shm://", "tcp://127.0.0.1:0"] {
+        let server = Engine::builder().same_host_upgrade(false).listen(listen).build()?;
+        server.define("empty", |_: &Request, ()| ())?;
+        let client = Engine::builder().same_host_upgrade(false).build()?;
+        let empty = client.procedure::<(), ()>("empty").on(&client.lookup(server.address())?);
+        let mut least = u64::MAX;
+        // On a busy machine an answer may take so long that the caller sleeps.
+        for _ in 0..40 {
+            std::thread::sleep(Duration::from_millis(5));
+            let before = client.stats().sleeps;
+            for _ in 0..10 {
+                empty.call(&())?;
+                std::thread::sleep(Duration::from_millis(3));
+            }
+            least = least.min(client.stats().sleeps - before);
+            if least <= 2 {
+                break;
+            }
+        }
+        assert!(least <= 2, "{listen}: the client's threads have slept {least} times beside ten calls");
+    }
+    Ok(())
+}
