@@ -70,7 +70,6 @@ pub struct ThreadsDump {
 }
 
 /// What is known of the jobs of one procedure.
-#[derive(Default)]
 pub(crate) struct HandlerClass {
     /// The pool that the user has chosen for them.
     pub pool: Option<Arc<Workers>>,
@@ -78,8 +77,8 @@ pub(crate) struct HandlerClass {
     slow: AtomicBool,
     /// How many in a row have been quick since the class was marked slow.
     quick: AtomicU32,
-    /// How many have been quick, up to `TRUSTED_AFTER`; `NEVER` once one has held up the progress thread.
-    trust: AtomicU32,
+    /// How many more have to be quick before the watcher need not be awake when one begins.
+    untrusted: AtomicU32,
     /// How many in a row have taken long.
     long: AtomicU32,
 }
@@ -90,14 +89,21 @@ const LONG: Duration = Duration::from_micros(100);
 const LONG_IN_A_ROW: u32 = 3;
 /// After so many quick ones in a row, a class is not slow any more.
 const FORGIVEN_AFTER: u32 = 64;
-/// After so many quick ones, and while none has taken as long as `HOLDS_UP`, the watcher need not be awake when one begins.
+/// After so many quick ones, the watcher need not be awake when one begins; and after so many since one took as long as `HOLDS_UP`.
 const TRUSTED_AFTER: u32 = 64;
-const NEVER: u32 = u32::MAX;
+const TRUSTED_AGAIN_AFTER: u32 = 4096;
 const HOLDS_UP: Duration = Duration::from_millis(1);
 /// How long `stop` waits for the threads: one that takes longer is blocked by a handler.
 const GRACE: Duration = Duration::from_millis(50);
 /// A thread ends after this long without work.
 const LINGER: Duration = Duration::from_secs(10);
+
+impl Default for HandlerClass {
+    fn default() -> HandlerClass {
+        let (slow, quick, long) = Default::default();
+        HandlerClass { pool: None, slow, quick, untrusted: AtomicU32::new(TRUSTED_AFTER), long }
+    }
+}
 
 impl HandlerClass {
     pub(crate) fn in_pool(pool: Option<Arc<Workers>>) -> Arc<HandlerClass> {
@@ -106,16 +112,16 @@ impl HandlerClass {
 
     #[cfg(test)]
     pub(super) fn trusted() -> HandlerClass {
-        HandlerClass { trust: AtomicU32::new(TRUSTED_AFTER), ..HandlerClass::default() }
+        HandlerClass { untrusted: AtomicU32::new(0), ..HandlerClass::default() }
     }
 
     pub(crate) fn is_slow(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
     }
 
-    /// True for jobs of which many have been quick, and none has held up the progress thread.
+    /// True for jobs of which many have been quick, since one has last held up the progress thread.
     pub(super) fn is_trusted(&self) -> bool {
-        self.trust.load(Ordering::Relaxed) == TRUSTED_AFTER
+        self.untrusted.load(Ordering::Relaxed) == 0
     }
 
     pub(crate) fn set_slow(&self) {
@@ -137,7 +143,7 @@ impl HandlerClass {
                 return;
             }
             if took >= HOLDS_UP {
-                self.trust.store(NEVER, Ordering::Relaxed);
+                self.untrusted.store(TRUSTED_AGAIN_AFTER, Ordering::Relaxed);
             }
             if self.long.fetch_add(1, Ordering::Relaxed) + 1 >= LONG_IN_A_ROW {
                 self.set_slow();
@@ -150,11 +156,8 @@ impl HandlerClass {
         if self.is_slow() && self.quick.fetch_add(1, Ordering::Relaxed) + 1 >= FORGIVEN_AFTER {
             self.slow.store(false, Ordering::Relaxed);
         }
-        if self.trust.load(Ordering::Relaxed) < TRUSTED_AFTER {
-            // Not to be added to `NEVER`, which another thread may store at this moment.
-            let _ = self
-                .trust
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |trust| (trust < TRUSTED_AFTER).then_some(trust + 1));
+        if !self.is_trusted() {
+            let _ = self.untrusted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
         }
     }
 }
@@ -531,7 +534,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn class_is_trusted_after_many_quick_jobs_until_one_takes_long() {
+    fn class_is_trusted_after_many_quick_jobs_and_again_after_very_many() {
         let class = HandlerClass::default();
         let run = |count: u32, took| (0..count).for_each(|_| class.learn_length(took));
         run(TRUSTED_AFTER - 1, Duration::ZERO);
@@ -543,7 +546,9 @@ mod tests {
         assert_eq!((class.is_slow(), class.is_trusted()), (false, true));
         // More than this thread can have waited for a processor.
         run(1, Duration::from_secs(1));
-        run(2 * TRUSTED_AFTER, Duration::ZERO);
+        run(TRUSTED_AGAIN_AFTER - 1, Duration::ZERO);
         assert_eq!((class.is_slow(), class.is_trusted()), (false, false));
+        run(1, Duration::ZERO);
+        assert!(class.is_trusted());
     }
 }
