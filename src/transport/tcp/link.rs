@@ -98,10 +98,6 @@ impl TcpLink {
         self.key
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
     pub(super) fn with_stream<R>(&self, f: impl FnOnce(&mut mio::net::TcpStream) -> R) -> R {
         f(&mut self.stream.lock())
     }
@@ -111,7 +107,7 @@ impl TcpLink {
     }
 
     /// Ends the link for this cause: what has arrived is read first.
-    pub(super) fn abandon(&self, cause: io::Error) {
+    fn abandon(&self, cause: io::Error) {
         *self.abandoned.lock() = Some(cause);
         self.expect_end();
         let _ = self.stream.lock().shutdown(std::net::Shutdown::Both);
@@ -208,21 +204,42 @@ impl TcpLink {
         }
     }
 
-    /// Makes the reactor report nothing of the socket, or what arrives again. It then reports also what is so already; so it is told
-    /// to report that the socket accepts more only where something waits for that.
+    /// Makes the reactor report nothing of the socket, so that it must be polled, or what arrives again. It then reports also what
+    /// is so already; so it is told to report that the socket accepts more only where something waits for that.
     pub(super) fn mute(&self, muted: bool) -> io::Result<()> {
-        let mut pending = self.sending.lock();
-        let registry = &self.shared.registry;
-        if muted {
-            self.with_stream(|stream| registry.deregister(stream))?;
-            (pending.muted, pending.unreported) = (true, true);
+        // A TLS session may have something of its own to write, for which the reactor must report that it can.
+        if self.is_secure() || !self.is_connected() || self.closed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let waits = pending.send.is_some();
-        let interest = if waits { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
-        self.with_stream(|stream| registry.register(stream, Token(self.token), interest))?;
-        (pending.muted, pending.unreported) = (false, !waits);
+        let mut pending = self.sending.lock();
+        if pending.muted == muted {
+            return Ok(());
+        }
+        let registry = &self.shared.registry;
+        let waits = !muted && pending.send.is_some();
+        let changed = self.with_stream(|stream| match (muted, waits) {
+            (true, _) => registry.deregister(stream),
+            (false, true) => registry.register(stream, Token(self.token), Interest::READABLE | Interest::WRITABLE),
+            (false, false) => registry.register(stream, Token(self.token), Interest::READABLE),
+        });
+        // Another thread may have closed it.
+        if !self.closed.load(Ordering::Acquire) {
+            changed?;
+        }
+        (pending.muted, pending.unreported) = (muted, !waits);
         Ok(())
+    }
+
+    /// Leaves the link to the reactor, which reports also what has arrived already. False when it can't, and the link must be polled
+    /// once more: then it ends.
+    pub(super) fn leave(&self) -> bool {
+        let left = self.mute(false);
+        let is_left = left.is_ok();
+        match left {
+            Ok(()) => self.set_polled(false),
+            Err(error) => self.abandon(error),
+        }
+        is_left
     }
 
     /// Something waits until the socket accepts more: the reactor must report that, unless the link is muted.

@@ -75,39 +75,6 @@ struct Scratch {
 struct PolledTcpLink {
     link: Arc<TcpLink>,
     empty: u32,
-    /// The reactor does not report what arrives, so the socket must be polled.
-    muted: bool,
-}
-
-impl PolledTcpLink {
-    fn new(link: &Arc<TcpLink>) -> PolledTcpLink {
-        link.set_polled(true);
-        PolledTcpLink { link: link.clone(), empty: 0, muted: false }
-    }
-
-    /// Makes the reactor report nothing of the socket, or what arrives again.
-    fn mute(&mut self, muted: bool) -> io::Result<()> {
-        let link = &self.link;
-        // A TLS session may have something of its own to write, for which the reactor must report that it can.
-        if self.muted != muted && link.is_connected() && !link.is_secure() && !link.is_closed() {
-            // Another thread may close it at this moment.
-            link.mute(muted).or_else(|error| if link.is_closed() { Ok(()) } else { Err(error) })?;
-            self.muted = muted;
-        }
-        Ok(())
-    }
-
-    /// The link is left to the reactor, which reports also what has arrived already. False when it can't, and the link must be
-    /// polled once more: then it ends.
-    fn leave(&mut self) -> bool {
-        let left = self.mute(false);
-        let is_left = left.is_ok();
-        match left {
-            Ok(()) => self.link.set_polled(false),
-            Err(error) => self.link.abandon(error),
-        }
-        is_left
-    }
 }
 
 /// What links share with their transport.
@@ -295,7 +262,8 @@ impl Tcp {
         if let Some(entry) = found {
             entry.empty = 0;
         } else if more || polled.len() < MAX_POLLED {
-            polled.push(PolledTcpLink::new(link));
+            link.set_polled(true);
+            polled.push(PolledTcpLink { link: link.clone(), empty: 0 });
             self.shared.busy.store(true, Ordering::Release);
         } else {
             link.set_polled(false);
@@ -398,7 +366,7 @@ impl TransportDriver for Tcp {
             // With many polled links, an empty read is enough: thousands of peers may have sent something once.
             let idle = entry.empty > if many { 0 } else { COOL_AFTER };
             let stays = !received.closed && (!idle || link.may_have_more());
-            stays || !entry.leave()
+            stays || !link.leave()
         });
         if !polled.is_empty() {
             self.shared.busy.store(true, Ordering::Release);
@@ -455,7 +423,7 @@ impl TransportDriver for Tcp {
         // Sockets that may have more must be read first: the reactor is edge-triggered.
         let more = polled.iter().any(|entry| entry.link.may_have_more());
         if !more {
-            polled.retain_mut(|entry| !entry.leave());
+            polled.retain(|entry| !entry.link.leave());
         }
         polled.is_empty()
     }
@@ -464,8 +432,8 @@ impl TransportDriver for Tcp {
 
     fn mute(&self) {
         self.activate_pending();
-        for entry in self.polled.lock().iter_mut() {
-            if let Err(error) = entry.mute(true) {
+        for entry in self.polled.lock().iter() {
+            if let Err(error) = entry.link.mute(true) {
                 defer(move || tracing::debug!(target: "calomel::tcp", %error, "can't take a socket off the reactor"));
             }
         }
