@@ -41,13 +41,16 @@ impl Unencodable {
     }
 }
 
-/// Encodes a value for a peer at the end of `out`. Returns the leases of the bulks in it, and the shape to declare.
+/// The leases of the bulks in a message that was encoded, and the shape to declare.
+pub(crate) type Encoding<'a> = Result<(Vec<LeaseKeepAlive>, Declared<'a>), Unencodable>;
+
+/// Encodes a value for a peer at the end of `out`.
 pub(crate) fn encode_message<'a, T: Serialize + ?Sized>(
     value: &T,
     out: &mut Vec<u8>,
     shared: &EngineShared,
     knowledge: &'a Knowledge,
-) -> Result<(Vec<LeaseKeepAlive>, Declared<'a>), Unencodable> {
+) -> Encoding<'a> {
     let long = knowledge.long_message.load(Ordering::Relaxed);
     if long > 0 && out.is_empty() {
         reuse_memory(out, long);

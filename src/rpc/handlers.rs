@@ -22,8 +22,8 @@ use super::bounded;
 use super::calling::{self, CallingHandler};
 use super::span::HandlerSpan;
 use crate::engine::{
-    DecodeContext, Endpoint, Engine, EngineShared, HandledCalls, MonitoredCall, decoding, encode_message, outgoing_body,
-    with_encode_buffer,
+    DecodeContext, Encoding, Endpoint, Engine, EngineShared, HandledCalls, MonitoredCall, decoding, encode_message,
+    outgoing_body, with_encode_buffer,
 };
 use crate::memory::Slice;
 use crate::progress::{EngineEnv, Handler, HandlerClass, error_of, nanos};
@@ -145,22 +145,21 @@ impl HandlerBase {
         shared.finalizing().recheck();
     }
 
-    /// Checks the type of a request's arguments, and passes its bytes to `use_bytes`. `None` when the request was refused, or
-    /// was parked to be handled again.
-    fn open<R, T>(
+    /// Checks the type of a request's arguments, and passes its bytes to `use_bytes`. That is not called when the request was refused.
+    fn open(
         &self,
         shared: &Arc<EngineShared>,
         incoming: Incoming<EngineEnv>,
         shape_of: fn() -> Shape,
-        use_bytes: impl FnOnce(Responder<R>, &[u8]) -> Result<T, NotDecoded<R>>,
-    ) -> Option<T> {
+        use_bytes: &mut dyn FnMut(OwedResponse, &[u8]) -> Result<(), NotDecoded>,
+    ) {
         let (request, RequestContent { link, leases, body }) = Request::new(shared, incoming);
-        let responder = Responder::<R>::new(request, self.side.clone());
-        if responder.side.calls.is_some() {
+        let response = OwedResponse::new(request, self.side.clone());
+        if response.side.calls.is_some() {
             calling::note_received(body.len());
         }
-        shared.tell_monitor(|monitor| monitor.handler_begins(&responder.request.monitored()));
-        let declaration = responder.request().declaration();
+        shared.tell_monitor(|monitor| monitor.handler_begins(&response.request.monitored()));
+        let declaration = response.request.declaration();
         // Checked outside of `decoding`: tracing the type decodes synthetic values, and bulks among them must not take over the
         // message's leases.
         let checked = self.arguments.check(&declaration.verdicts, &declaration.shape, shape_of);
@@ -168,59 +167,84 @@ impl HandlerBase {
             // Its bulks are released first: a caller that has the response may drop their memory.
             decoding(shared, link, leases, || ());
             let (expected, found) = (Status::clip(mismatch.expected), Status::clip(mismatch.found));
-            let _ = responder.refuse(Status::TypeMismatch { expected, found });
-            return None;
+            let _ = response.answer(Err(Status::TypeMismatch { expected, found }));
+            return;
         }
-        let (used, no_memory) = decoding(shared, link, leases, || match body {
-            Body::Small(bytes) => match use_bytes(responder, &bytes) {
-                Err(NotDecoded::NoMemory(responder, memory)) => (None, Some((responder, memory, Body::Small(bytes)))),
-                used => (used.ok(), None),
+        let no_memory = decoding(shared, link, leases, || match body {
+            Body::Small(bytes) => match use_bytes(response, &bytes) {
+                Err(NotDecoded::NoMemory(response, memory)) => Some((response, memory, Body::Small(bytes))),
+                _ => None,
             },
             Body::Large(large) => {
                 let message = large.region.take_message();
-                match use_bytes(responder, &message) {
-                    Err(NotDecoded::NoMemory(responder, memory)) => {
+                match use_bytes(response, &message) {
+                    Err(NotDecoded::NoMemory(response, memory)) => {
                         large.region.put_back(message);
-                        (None, Some((responder, memory, Body::Large(large))))
+                        Some((response, memory, Body::Large(large)))
                     }
-                    used => (used.ok(), None),
+                    _ => None,
                 }
             }
         });
-        if let Some((responder, memory, body)) = no_memory {
-            responder.wait_for_memory(RequestContent { link, leases, body }, memory);
+        if let Some((response, memory, body)) = no_memory {
+            response.wait_for_memory(RequestContent { link, leases, body }, memory);
         }
-        used
     }
 
-    /// As `open`, for arguments that own what they hold.
+    /// As `open`, for arguments that own what they hold. `None` when the request was refused, or was parked to be handled again.
     fn decode<A: DeserializeOwned, R>(
         &self,
         shared: &Arc<EngineShared>,
         incoming: Incoming<EngineEnv>,
     ) -> Option<(Responder<R>, A)> {
         let has_leases = incoming.leases.count > 0;
-        self.open(shared, incoming, Shape::of_type::<A>, |responder, bytes| arguments(shared, responder, bytes, has_leases))
+        let mut decoded = None;
+        self.open(shared, incoming, Shape::of_type::<A>, &mut |response, bytes| {
+            let (response, arguments) = arguments(shared, response, bytes, has_leases)?;
+            decoded = Some((Responder::new(response), arguments));
+            Ok(())
+        });
+        decoded
     }
 }
 
 /// Why a request's arguments were not decoded.
-enum NotDecoded<R> {
+enum NotDecoded {
     /// The refusal has been sent to the caller.
     Refused,
     /// There is no memory for the values now; they need at least so many bytes.
-    NoMemory(Responder<R>, usize),
+    NoMemory(OwedResponse, usize),
 }
 
 /// Decodes arguments. The memory that they take beyond the message's length counts against the peer's limits until the
 /// response.
-fn arguments<'a, A: Deserialize<'a>, R>(
+fn arguments<'a, A: Deserialize<'a>>(
     shared: &EngineShared,
-    responder: Responder<R>,
+    response: OwedResponse,
     bytes: &'a [u8],
     has_leases: bool,
-) -> Result<(Responder<R>, A), NotDecoded<R>> {
-    let (id, one_way) = (responder.request().id(), responder.request().is_one_way());
+) -> Result<(OwedResponse, A), NotDecoded> {
+    let mut decoded = None;
+    let response = admitted(shared, response, has_leases, &mut |admit| {
+        let (arguments, memory) = bounded::decode_within(bytes, admit)?;
+        decoded = Some(arguments);
+        Ok(memory)
+    })?;
+    // Set, as `decode_within` has succeeded.
+    match decoded {
+        Some(arguments) => Ok((response, arguments)),
+        None => Err(NotDecoded::Refused),
+    }
+}
+
+/// Has `decode` decode arguments, and admits the memory that it asks for; it returns how much they took.
+fn admitted(
+    shared: &EngineShared,
+    response: OwedResponse,
+    has_leases: bool,
+    decode: &mut dyn FnMut(&mut dyn FnMut(usize) -> Option<usize>) -> Result<usize, String>,
+) -> Result<OwedResponse, NotDecoded> {
+    let (id, one_way) = (response.request.id(), response.request.is_one_way());
     let (mut requested, mut refused, mut no_memory) = (false, None, None);
     let mut admit = |memory| {
         requested = true;
@@ -237,29 +261,29 @@ fn arguments<'a, A: Deserialize<'a>, R>(
         }
         None
     };
-    let decoded = match catch_unwind(AssertUnwindSafe(|| bounded::decode_within(bytes, &mut admit))) {
+    let decoded = match catch_unwind(AssertUnwindSafe(|| decode(&mut admit))) {
         Ok(decoded) => decoded,
         // A `Deserialize` may panic because it is refused memory.
         Err(panic) if no_memory.is_none() && refused.is_none() => {
-            let status = panicked(responder.request(), &*panic);
-            let _ = responder.refuse(status);
+            let status = panicked(&response.request, &*panic);
+            let _ = response.answer(Err(status));
             return Err(NotDecoded::Refused);
         }
         Err(_panic) => Err(String::new()),
     };
     match decoded {
-        Ok((arguments, memory)) => {
+        Ok(memory) => {
             if requested {
                 // Returns the memory that was granted and not used; that can't be refused.
                 let _ = shared.core.exec(|proto| proto.count_values(id, memory));
             }
-            Ok((responder, arguments))
+            Ok(response)
         }
         Err(reason) => {
             if let Some(memory) = no_memory {
-                return Err(NotDecoded::NoMemory(responder, memory));
+                return Err(NotDecoded::NoMemory(response, memory));
             }
-            let _ = responder.refuse(refused.unwrap_or_else(|| Status::Decode(Status::clip(reason))));
+            let _ = response.answer(Err(refused.unwrap_or_else(|| Status::Decode(Status::clip(reason)))));
             Err(NotDecoded::Refused)
         }
     }
@@ -303,7 +327,7 @@ where
 {
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
-            let outcome = responder.span.run(|| f(responder.request(), arguments));
+            let outcome = responder.span().run(|| f(responder.request(), arguments));
             respond_with(responder, outcome);
         }
     }
@@ -319,7 +343,7 @@ where
 {
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
-            let outcome = responder.span.run(|| f(responder.request(), arguments).map_err(text_of));
+            let outcome = responder.span().run(|| f(responder.request(), arguments).map_err(text_of));
             respond_or_fail(responder, outcome);
         }
     }
@@ -334,9 +358,10 @@ where
 {
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         let has_leases = incoming.leases.count > 0;
-        base.open(shared, incoming, Shape::of_type::<A::With<'_>>, |responder: Responder<R>, bytes| {
-            let (responder, arguments) = arguments::<A::With<'_>, R>(shared, responder, bytes, has_leases)?;
-            let outcome = responder.span.run(|| f(responder.request(), arguments));
+        base.open(shared, incoming, Shape::of_type::<A::With<'_>>, &mut |response, bytes| {
+            let (response, arguments) = arguments::<A::With<'_>>(shared, response, bytes, has_leases)?;
+            let responder = Responder::<R>::new(response);
+            let outcome = responder.span().run(|| f(responder.request(), arguments));
             respond_with(responder, outcome);
             Ok(())
         });
@@ -353,7 +378,7 @@ where
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         let id = incoming.request;
         if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
-            let (request, span) = (responder.request().clone(), responder.span.clone());
+            let (request, span) = (responder.request().clone(), responder.span().clone());
             let outer = DEFERRED_REQUEST.replace(Some(id));
             let outcome = span.run(|| f(responder, arguments));
             DEFERRED_REQUEST.set(outer);
@@ -403,13 +428,17 @@ fn respond_or_fail<R: Serialize>(responder: Responder<R>, outcome: std::thread::
             responder.refuse(status)
         }
     };
-    match sent {
-        Ok(()) => {}
+    if let Err(error) = sent {
+        log_unsent(&error);
+    }
+}
+
+#[cold]
+fn log_unsent(error: &Error) {
+    match error {
         // Its caller has cancelled, timed out or disconnected, which is ordinary.
-        Err(error @ Error::Cancelled { .. }) => {
-            tracing::debug!(target: "calomel::handler", %error, "a response came too late");
-        }
-        Err(error) => tracing::warn!(target: "calomel::handler", %error, "a response was not sent"),
+        Error::Cancelled { .. } => tracing::debug!(target: "calomel::handler", %error, "a response came too late"),
+        _ => tracing::warn!(target: "calomel::handler", %error, "a response was not sent"),
     }
 }
 
@@ -553,27 +582,47 @@ thread_local! {
 /// When it is dropped without a response, the caller gets [`Error::NoResponse`]; when a panicking thread drops it,
 /// [`Error::HandlerPanicked`].
 pub struct Responder<R> {
-    request: Request,
-    side: Arc<RespondingSide>,
-    span: HandlerSpan,
-    answered: AtomicBool,
+    response: OwedResponse,
     _result: PhantomData<fn(&R)>,
 }
 
 impl<R> Responder<R> {
-    fn new(request: Request, side: Arc<RespondingSide>) -> Responder<R> {
-        let span = HandlerSpan::begin(request.engine.shared(), || request.monitored(), request.trace_context());
-        Responder { request, side, span, answered: AtomicBool::new(false), _result: PhantomData }
+    fn new(response: OwedResponse) -> Responder<R> {
+        Responder { response, _result: PhantomData }
     }
 
     /// The call that this responds to.
     pub fn request(&self) -> &Request {
-        &self.request
+        &self.response.request
+    }
+
+    fn span(&self) -> &HandlerSpan {
+        &self.response.span
     }
 
     /// Responds that the procedure failed: the caller gets [`Error::Failed`] with the message.
     pub fn fail(self, message: impl Into<String>) {
         let _ = self.refuse(Status::Failed(Status::clip(message.into())));
+    }
+
+    fn refuse(self, status: Status) -> crate::Result<()> {
+        self.response.answer(Err(status))
+    }
+}
+
+/// The response that one request is owed. It knows nothing of the result's type, so that programs have one copy of its code, and
+/// not one for each procedure.
+struct OwedResponse {
+    request: Request,
+    side: Arc<RespondingSide>,
+    span: HandlerSpan,
+    answered: AtomicBool,
+}
+
+impl OwedResponse {
+    fn new(request: Request, side: Arc<RespondingSide>) -> OwedResponse {
+        let span = HandlerSpan::begin(request.engine.shared(), || request.monitored(), request.trace_context());
+        OwedResponse { request, side, span, answered: AtomicBool::new(false) }
     }
 
     /// Parks this one-way call, whose arguments need at least `memory` bytes: it is handled again when that much is free.
@@ -595,10 +644,6 @@ impl<R> Responder<R> {
             leases: content.leases,
         };
         self.request.engine.shared().core.exec_unless_forked(|proto| proto.park(incoming, memory));
-    }
-
-    fn refuse(self, status: Status) -> crate::Result<()> {
-        self.answer(Err(status))
     }
 
     fn answer(&self, reply: Result<Reply<'_, EngineEnv>, Status>) -> crate::Result<()> {
@@ -676,14 +721,21 @@ impl<R: Serialize> Responder<R> {
 
     /// As `respond`, with the panic of a value that panics while it is encoded, which the caller gets.
     fn try_respond(self, result: &R) -> std::thread::Result<crate::Result<()>> {
+        let OwedResponse { request, side, .. } = &self.response;
+        self.response.respond(&mut |buffer| encode_message(result, buffer, request.engine.shared(), &side.results))
+    }
+}
+
+impl OwedResponse {
+    /// Responds with what `encode` encodes.
+    fn respond<'a>(&self, encode: &mut dyn FnMut(&mut Vec<u8>) -> Encoding<'a>) -> std::thread::Result<crate::Result<()>> {
         let eager = self.request.engine.shared().config.eager_limit;
         with_encode_buffer(|buffer| {
             if self.request.one_way {
                 let reply = Reply { content: OutgoingBody::Small(&[]), result: 0, shape: &[], leases: Vec::new() };
                 return Ok(self.answer(Ok(reply)));
             }
-            let encode = || encode_message(result, buffer, self.request.engine.shared(), &self.side.results);
-            let (leases, declared) = match catch_unwind(AssertUnwindSafe(encode)) {
+            let (leases, declared) = match catch_unwind(AssertUnwindSafe(|| encode(buffer))) {
                 Ok(Ok(encoded)) => encoded,
                 Ok(Err(failed)) => {
                     let error = failed.error(&self.request.endpoint.address(), MessageSide::Result, self.request.procedure());
@@ -705,7 +757,7 @@ impl<R: Serialize> Responder<R> {
     }
 }
 
-impl<R> Drop for Responder<R> {
+impl Drop for OwedResponse {
     fn drop(&mut self) {
         if self.answered.load(Ordering::Relaxed) || self.request.engine.shared().core.is_forked() {
             return;
@@ -732,6 +784,6 @@ impl<R> Drop for Responder<R> {
 
 impl<R> fmt::Debug for Responder<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Responder({:?})", self.request)
+        write!(f, "Responder({:?})", self.request())
     }
 }

@@ -15,7 +15,7 @@ use super::bounded;
 use super::calling::calling_handler;
 use super::span::CallSpan;
 use crate::engine::{
-    CallPath, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed, deadline, decoding,
+    CallPath, Encoding, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed, deadline, decoding,
     encode_message, outgoing_body, with_encode_buffer,
 };
 use crate::memory::{SentRegion, Slice};
@@ -180,9 +180,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         // Closed when the call has ended, however it ends: what is still being sent of it then gets no further access.
         let sent = SentRegion::new([&head[..], content.bytes]);
         let body = Some(Slice::whole(sent.region()));
-        let (completion, id, beginning, deadline) =
-            self.encoded(content, body, None, false, false, |spec, now| self.start_call(spec, now))?;
-        self.target.wait(&StartedCall { completion, id, beginning }, Some(deadline))
+        let (started, deadline) = self.started(content, body, None, false, false)?;
+        self.target.wait(&started, Some(deadline))
     }
 
     fn eager_limit(&self) -> usize {
@@ -281,90 +280,50 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
 
     /// Starts a one-way call, if the peer has granted credit for it.
     fn try_begin(&self, arguments: &A, until: Instant) -> Result<Begun> {
-        self.encoded(arguments, None, Some(until), false, true, |spec, now| {
-            match self.target.shared.core.exec_start(now, |proto| proto.call(spec, now)) {
-                Ok(id) => Ok(Ok(id)),
-                Err(Rejected::Failed(failure)) => Err(failure),
-                Err(Rejected::NoCredit(_, cost)) => Ok(Err(cost)),
-            }
-        })
-        .map(|(completion, begun, beginning, _)| match begun {
-            Ok(id) => Begun::Started(StartedCall { completion, id, beginning }),
-            Err(cost) => Begun::NoCredit(beginning, cost),
-        })
+        self.encoded(arguments, None, Some(until), CallForm { timed: false, one_way: true, waits: false }).map(|(begun, _)| begun)
     }
 
     fn begin(&self, arguments: &A, until: Option<Instant>, timed: bool, one_way: bool) -> Result<(StartedCall, Instant)> {
-        let (completion, id, beginning, deadline) =
-            self.encoded(arguments, None, until, timed, one_way, |spec, now| self.start_call(spec, now))?;
-        Ok((StartedCall { completion, id, beginning }, deadline))
+        self.started(arguments, None, until, timed, one_way)
     }
 
-    /// Encodes the arguments, and starts the call by `start`. Returns its completion, what `start` returned, its beginning, and
-    /// the deadline. `body` is what to send where it need not be encoded: then the arguments only show their type.
-    fn encoded<T>(
+    fn started(
         &self,
         arguments: &(impl Serialize + ?Sized),
         body: Option<Slice>,
         until: Option<Instant>,
         timed: bool,
         one_way: bool,
-        start: impl FnOnce(CallSpec<'_, EngineEnv>, Instant) -> std::result::Result<T, Failure>,
-    ) -> Result<(OwnCompletion, T, CallBeginning, Instant)> {
-        let CallTarget { shared, info, endpoint, timeout, .. } = &self.target;
-        shared.check_with(|| format!("call of `{}`", info.name))?;
-        shared.check_same_engine(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
-        let completion = OwnCompletion::new();
-        let mut beginning = self.target.beginning(one_way);
-        let started = with_encode_buffer(|buffer| {
-            let (leases, declared) = encode_message(arguments, buffer, shared, &info.arguments)
-                .map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
-            let content = body.map_or_else(|| outgoing_body(buffer, self.eager_limit()), OutgoingBody::Large);
-            beginning.sent = content.len();
-            // Encoding runs user code, for as long as that likes: none of it is the peer's, whose silence is measured from here.
-            let now = Instant::now();
-            let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
-            let spec = CallSpec {
-                peer: endpoint.peer(),
-                label: info.label,
-                procedure: declared.number,
-                name: &info.name,
-                shape: &declared.shape,
-                provider: endpoint.provider_id(),
-                content,
-                leases,
-                deadline,
-                trace: beginning.span.trace(),
-                timed,
-                one_way,
-                waiter: completion.clone(),
-            };
-            let started = start(spec, now).map_err(|failure| self.target.error(failure))?;
-            Ok((started, deadline))
-        });
-        if shared.statistics.is_on() {
-            beginning.at = shared.core.clock();
+    ) -> Result<(StartedCall, Instant)> {
+        match self.encoded(arguments, body, until, CallForm { timed, one_way, waits: true })? {
+            (Begun::Started(started), deadline) => Ok((started, deadline)),
+            // It waits for credit, so this does not happen.
+            (Begun::NoCredit(_, cost), _) => Err(self.target.behind(cost)),
         }
-        let (started, deadline) = started.inspect_err(|error| self.target.note_end(&beginning, None, 0, Some(error)))?;
-        Ok((completion, started, beginning, deadline))
     }
 
-    /// Starts the call; waits for credit first where a one-way call has none.
-    fn start_call(&self, mut spec: CallSpec<'_, EngineEnv>, mut now: Instant) -> std::result::Result<CallId, Failure> {
-        let core = &self.target.shared.core;
-        loop {
-            match core.exec_start(now, |proto| proto.call(spec, now)) {
-                Ok(id) => return Ok(id),
-                Err(Rejected::Failed(failure)) => return Err(failure),
-                Err(Rejected::NoCredit(again, cost)) => {
-                    if !self.target.await_credit(cost, again.deadline) {
-                        return Err(core.with_proto(|proto| proto.behind(again.peer, cost)));
-                    }
-                    (spec, now) = (*again, Instant::now());
-                }
-            }
-        }
+    /// Encodes the arguments, and starts the call. `body` is what to send where it need not be encoded: then the arguments only
+    /// show their type.
+    fn encoded(
+        &self,
+        arguments: &(impl Serialize + ?Sized),
+        body: Option<Slice>,
+        until: Option<Instant>,
+        form: CallForm,
+    ) -> Result<(Begun, Instant)> {
+        let CallTarget { shared, info, .. } = &self.target;
+        let mut encode = |buffer: &mut Vec<u8>| encode_message(arguments, buffer, shared, &info.arguments);
+        self.target.begin(&mut encode, body, until, self.eager_limit(), form)
     }
+}
+
+/// How a call is made.
+#[derive(Clone, Copy)]
+struct CallForm {
+    timed: bool,
+    one_way: bool,
+    /// Where a one-way call has no credit, it waits for that.
+    waits: bool,
 }
 
 /// A waiter for credit. Behind a stuck peer, waiters that timed out or were dropped would pile up.
@@ -384,6 +343,81 @@ impl Drop for CreditWaiter<'_> {
 }
 
 impl CallTarget {
+    /// Encodes the arguments by `encode`, or takes `body` in their place, and starts the call. Returns its deadline, too. It knows
+    /// nothing of their type, so that programs have one copy of this code, and not one for each procedure.
+    fn begin<'a>(
+        &self,
+        encode: &mut dyn FnMut(&mut Vec<u8>) -> Encoding<'a>,
+        body: Option<Slice>,
+        until: Option<Instant>,
+        eager_limit: usize,
+        CallForm { timed, one_way, waits }: CallForm,
+    ) -> Result<(Begun, Instant)> {
+        let CallTarget { shared, info, endpoint, timeout, .. } = self;
+        shared.check_with(|| format!("call of `{}`", info.name))?;
+        shared.check_same_engine(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
+        let completion = OwnCompletion::new();
+        let mut beginning = self.beginning(one_way);
+        let started = with_encode_buffer(|buffer| {
+            let (leases, declared) =
+                encode(buffer).map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
+            let content = body.map_or_else(|| outgoing_body(buffer, eager_limit), OutgoingBody::Large);
+            beginning.sent = content.len();
+            // Encoding runs user code, for as long as that likes: none of it is the peer's, whose silence is measured from here.
+            let now = Instant::now();
+            let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
+            let spec = CallSpec {
+                peer: endpoint.peer(),
+                label: info.label,
+                procedure: declared.number,
+                name: &info.name,
+                shape: &declared.shape,
+                provider: endpoint.provider_id(),
+                content,
+                leases,
+                deadline,
+                trace: beginning.span.trace(),
+                timed,
+                one_way,
+                waiter: completion.clone(),
+            };
+            let started = self.start(spec, now, waits).map_err(|failure| self.error(failure))?;
+            Ok((started, deadline))
+        });
+        if shared.statistics.is_on() {
+            beginning.at = shared.core.clock();
+        }
+        let (started, deadline) = started.inspect_err(|error| self.note_end(&beginning, None, 0, Some(error)))?;
+        let begun = match started {
+            Ok(id) => Begun::Started(StartedCall { completion, id, beginning }),
+            Err(cost) => Begun::NoCredit(beginning, cost),
+        };
+        Ok((begun, deadline))
+    }
+
+    /// Starts the call. Where a one-way call has no credit, it waits for that, or returns what the call costs.
+    fn start(
+        &self,
+        mut spec: CallSpec<'_, EngineEnv>,
+        mut now: Instant,
+        waits: bool,
+    ) -> std::result::Result<std::result::Result<CallId, Option<u32>>, Failure> {
+        let core = &self.shared.core;
+        loop {
+            match core.exec_start(now, |proto| proto.call(spec, now)) {
+                Ok(id) => return Ok(Ok(id)),
+                Err(Rejected::Failed(failure)) => return Err(failure),
+                Err(Rejected::NoCredit(_, cost)) if !waits => return Ok(Err(cost)),
+                Err(Rejected::NoCredit(again, cost)) => {
+                    if !self.await_credit(cost, again.deadline) {
+                        return Err(core.with_proto(|proto| proto.behind(again.peer, cost)));
+                    }
+                    (spec, now) = (*again, Instant::now());
+                }
+            }
+        }
+    }
+
     fn error(&self, failure: Failure) -> Error {
         let what = format!("call of `{}`", self.info.name);
         error_of(failure, &self.endpoint.address(), what, &self.info.name, self.timeout, self.endpoint.provider_id())

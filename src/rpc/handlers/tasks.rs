@@ -58,7 +58,7 @@ where
         let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) else { return };
         let request = responder.request().clone();
         let id = request.id();
-        let called = shared.runtime.within(|| responder.span.run(|| f(request, arguments)));
+        let called = shared.runtime.within(|| responder.span().run(|| f(request, arguments)));
         let future = match called {
             Ok(future) => future,
             Err(panic) => {
@@ -73,7 +73,7 @@ where
             let mut future = DroppedQuietly(future);
             let outcome = poll_fn(|context| {
                 let _calling = CallingHandler::enter(calls.as_deref());
-                let polled = runtime.within(|| responder.span.run(|| future.poll(context)));
+                let polled = runtime.within(|| responder.span().run(|| future.poll(context)));
                 match polled {
                     Ok(Poll::Pending) => {
                         entry.get_or_insert_with(|| TaskEntry { engine: engine.clone(), id });
