@@ -4,6 +4,11 @@
 //! length) and the body, and begins on a cache line. Its header is written last, after the next header is set to 0. So the
 //! receiver polls one word, which lies on the record's first cache line, and does not see what an earlier lap has left. The
 //! receiver reports how much it has read once per quarter of the ring.
+//!
+//! Lines move between the two processors, which takes longer than all else here. While the sender waits for one of them, the
+//! receiver, which polls, takes back the one that the sender has just begun to write. So after a short record the sender sets
+//! headers to 0 ahead, while the receiver is busy; it then has those lines, and the next record writes to no other one between
+//! its body and its header.
 
 use std::sync::Arc;
 
@@ -38,6 +43,9 @@ const HEADER: u64 = 8;
 pub(super) const MAX_BODY: usize = (RING / 4 - ALIGN) as usize;
 /// The receiver reports its progress each time it has read this much.
 const REPORT_EVERY: u64 = RING / 4;
+/// How far ahead of the next record lines are cleared. Those of longer records would be cleared in vain: a word of each line of
+/// its body.
+const CLEARED_AHEAD: u64 = 9 * ALIGN;
 
 /// The peer's segment, or a packet of the peer, violates the protocol.
 #[derive(Debug, PartialEq, Eq)]
@@ -60,6 +68,8 @@ pub(super) struct Producer {
     theirs: Arc<SharedSegment>,
     /// Where the next record goes; not reduced to the ring's length.
     at: u64,
+    /// Where the next header goes, and at each line from there to here, the ring has a 0.
+    cleared: u64,
     /// How much the receiver had read at the last check.
     taken: u64,
     path: RingPath,
@@ -67,7 +77,7 @@ pub(super) struct Producer {
 
 impl Producer {
     pub(super) fn new(mine: Arc<SharedSegment>, theirs: Arc<SharedSegment>) -> Producer {
-        Producer { mine, theirs, at: 0, taken: 0, path: RingPath::default() }
+        Producer { mine, theirs, at: 0, cleared: 0, taken: 0, path: RingPath::default() }
     }
 
     /// Whether a record with a body of this length fits now.
@@ -103,12 +113,26 @@ impl Producer {
         len: usize,
         fill: impl FnOnce(&SharedSegment, u64, CopyPath),
     ) {
-        fill(&self.mine, self.at + HEADER, path);
         let next = self.at + space(len);
-        self.mine.header(next).store(0, Ordering::Relaxed);
+        if next >= self.cleared {
+            self.cleared = next;
+            self.clear_to(next + ALIGN);
+        }
+        fill(&self.mine, self.at + HEADER, path);
         let header = (kind as u64) << 32 | len as u64;
         self.mine.header(self.at).store(header, Ordering::Release);
         self.at = next;
+        if space(len) < CLEARED_AHEAD {
+            // Beyond that, the receiver may still read.
+            self.clear_to((next + CLEARED_AHEAD).min(self.taken + RING));
+        }
+    }
+
+    fn clear_to(&mut self, end: u64) {
+        while self.cleared < end {
+            self.mine.header(self.cleared).store(0, Ordering::Relaxed);
+            self.cleared += ALIGN;
+        }
     }
 }
 
