@@ -89,20 +89,25 @@ fn transfer(outbox: &mut ShmOutbox, inbox: &mut ShmInbox, [near, far]: &[Arc<Con
     }
 }
 
+/// By size class: what a receiver asks for, in the bits of the class.
+fn asked(wanted: u64, len: usize) -> u64 {
+    wanted >> (2 * (usize::from(len >= 32 << 10) + usize::from(len >= CHUNK)))
+}
+
 /// The peer's wish changes nothing about what it may read.
 #[test]
 fn memory_is_lent_only_by_the_policy_and_to_a_peer_that_may_read_it() {
     let nonce = 1;
     for policy in [KernelCopyPolicy::Never, KernelCopyPolicy::Measured, KernelCopyPolicy::Always] {
-        for (case, len) in (0..32).flat_map(|case| [SMALL, SMALL + 1, CHUNK].map(|len| (case, len))) {
-            let (may_read, wanted) = (case & 16 != 0, case & 0b1111);
+        for (case, len) in (0..128).flat_map(|case| [SMALL, SMALL + 1, 32 << 10, CHUNK].map(|len| (case, len))) {
+            let (may_read, wanted) = (case & 64 != 0, case & 0b11_1111);
             let ends = ends(&nonce);
             ends[0].lends.store(may_read, Ordering::Relaxed);
             let (mut outbox, mut inbox) = (ShmOutbox::new(&ends[0], policy), ShmInbox::new(&ends[1]));
             ends[1].mine.words().wanted.0.store(wanted, Ordering::Relaxed);
             let lent = transfer(&mut outbox, &mut inbox, &ends, len);
-            let asked = wanted >> (2 * usize::from(len == CHUNK)) & 1 == 1;
-            let by_policy = policy == KernelCopyPolicy::Always || policy == KernelCopyPolicy::Measured && asked;
+            let asked = policy == KernelCopyPolicy::Measured && asked(wanted, len) & 1 == 1;
+            let by_policy = policy == KernelCopyPolicy::Always || asked;
             assert_eq!(lent, may_read && by_policy && len > SMALL, "{policy:?} {may_read} {wanted} {len}");
         }
     }
@@ -112,11 +117,12 @@ fn memory_is_lent_only_by_the_policy_and_to_a_peer_that_may_read_it() {
 #[test]
 fn payload_is_written_by_the_path_that_the_receiver_asks_for() {
     let nonce = 4;
-    for (wanted, len) in (0..16).flat_map(|wanted| [SMALL, SMALL + 1, CHUNK - 1, CHUNK].map(|len| (wanted, len))) {
+    let lens = [SMALL, SMALL + 1, (32 << 10) - 1, 32 << 10, CHUNK - 1, CHUNK];
+    for (wanted, len) in (0..64).flat_map(|wanted| lens.map(|len| (wanted, len))) {
         let ends = ends(&nonce);
         let mut outbox = ShmOutbox::new(&ends[0], KernelCopyPolicy::Never);
         ends[1].mine.words().wanted.0.store(wanted, Ordering::Relaxed);
-        let within_caches = len <= SMALL || wanted >> (2 * usize::from(len == CHUNK)) & 2 != 0;
+        let within_caches = len <= SMALL || asked(wanted, len) & 2 != 0;
         let expected = if within_caches { CopyPath::Cached } else { CopyPath::Streaming };
         let payload = Slice::whole(&Region::from_vec(vec![1; len]));
         let mut sending = outbox.begin(vec![1; 10], Some(payload));
@@ -133,7 +139,7 @@ fn payload_is_written_by_the_path_that_the_receiver_asks_for() {
 #[test]
 fn receiver_asks_for_both_ways_unless_it_may_not_read() {
     let nonce = 2;
-    for (reads, len) in [(true, CHUNK), (true, CHUNK / 2), (false, CHUNK)] {
+    for (reads, len) in [(true, CHUNK), (true, CHUNK / 2), (true, CHUNK / 8), (false, CHUNK)] {
         let mut ends = ends(&nonce);
         Arc::get_mut(&mut ends[1]).unwrap().reads = reads;
         let (mut outbox, mut inbox) = (ShmOutbox::new(&ends[0], KernelCopyPolicy::Measured), ShmInbox::new(&ends[1]));

@@ -345,6 +345,38 @@ mod tests {
         }
     }
 
+    /// Lines are cleared ahead, and not those that the receiver has still to read.
+    #[test]
+    fn full_ring_of_short_records_is_read_to_its_end() {
+        for len in [0, 56, 120, 440] {
+            let (mut producer, mut consumer) = ends();
+            let mut records = 0;
+            while producer.has_room(len).unwrap() {
+                put(&mut producer, &vec![records as u8; len]);
+                records += 1;
+            }
+            assert!(records > 100);
+            (0..records).for_each(|record| assert_eq!(take(&mut consumer), Some(vec![record as u8; len]), "{len}"));
+            assert_eq!(take(&mut consumer), None, "{len}");
+        }
+    }
+
+    /// Also where the record ends at the last line that was cleared ahead, or behind it.
+    #[test]
+    fn nothing_of_an_earlier_lap_is_behind_a_record() {
+        let header = ((RecordKind::Bytes as u64) << 32 | 8).to_le_bytes();
+        let (mut producer, mut consumer) = ends();
+        for lines in (1..=12).cycle().take(10_000) {
+            for len in [56, lines * ALIGN as usize - 8] {
+                let bytes = header.repeat(len / 8);
+                assert!(producer.has_room(len).unwrap());
+                put(&mut producer, &bytes);
+                assert_eq!(take(&mut consumer), Some(bytes));
+                assert_eq!(take(&mut consumer), None, "{lines}");
+            }
+        }
+    }
+
     #[test]
     fn sender_has_room_when_the_receiver_has_read_all() {
         let (mut producer, mut consumer) = ends();

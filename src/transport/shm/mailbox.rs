@@ -312,7 +312,7 @@ pub(super) struct ShmInbox {
     /// The peer's shared blocks, by its numbers.
     blocks: HashMap<u64, Mapping>,
     /// Which way payloads should take, by size class.
-    choices: [CopyChoice; 2],
+    choices: [CopyChoice; SIZE_CLASSES.len() + 1],
     last: Option<Measured>,
 }
 
@@ -321,9 +321,12 @@ const WANTS_LOANS: u64 = 1;
 const WANTS_CACHES: u64 = 2;
 const WANTED_BITS: usize = 2;
 
-/// Payloads that fill a chunk are parts of long transfers, where the pace counts; shorter ones mostly arrive alone.
+/// Payloads from these lengths on may want other ways than shorter ones. The kernel takes a fixed time first; those that fill a chunk
+/// are parts of long transfers, where the pace counts, while shorter ones mostly arrive alone.
+const SIZE_CLASSES: [usize; 2] = [32 << 10, STEP];
+
 fn size_class(len: usize) -> usize {
-    usize::from(len >= STEP)
+    SIZE_CLASSES.iter().filter(|least| len >= **least).count()
 }
 
 /// The payload that was measured last.
@@ -363,7 +366,7 @@ impl ShmInbox {
             partial: PartialFrame::default(),
             payloads: VecDeque::new(),
             blocks: HashMap::new(),
-            choices: [(); 2].map(|()| CopyChoice::new(connection.reads)),
+            choices: [(); SIZE_CLASSES.len() + 1].map(|()| CopyChoice::new(connection.reads)),
             last: None,
         }
     }
