@@ -230,11 +230,8 @@ fn arguments<'a, A: Deserialize<'a>>(
         decoded = Some(arguments);
         Ok(memory)
     })?;
-    // Set, as `decode_within` has succeeded.
-    match decoded {
-        Some(arguments) => Ok((response, arguments)),
-        None => Err(NotDecoded::Refused),
-    }
+    let arguments = decoded.expect("`decode_within` has succeeded");
+    Ok((response, arguments))
 }
 
 /// Has `decode` decode arguments, and admits the memory that it asks for; it returns how much they took.

@@ -1,5 +1,6 @@
 //! One end sends payloads to the other, both in this process: which way they take.
 
+use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 
 use super::super::super::Consumed;
@@ -33,10 +34,10 @@ fn ends(nonce: &u64) -> [Arc<Connection>; 2] {
     })
 }
 
-/// Gives each payload memory of its own, if frames announce payloads of so many bytes; 0 for none.
+/// Gives each payload memory of its own. Frames announce payloads of so many bytes, in this order; behind the last one, none.
 #[derive(Default)]
 struct Target {
-    len: usize,
+    lens: VecDeque<usize>,
     /// Bytes of frames that have arrived.
     frames: usize,
 }
@@ -50,9 +51,9 @@ impl Sink for Target {
     fn chunk(&mut self, _: LinkKey, _: usize) {}
     fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         self.frames += bytes.len();
-        let target = (self.len > 0).then(|| {
-            let memory = Some(Slice::whole(&Region::from_vec(vec![0; self.len])));
-            ReceiveTarget { memory, len: self.len, total: self.len }
+        let target = self.lens.pop_front().map(|len| {
+            let memory = Some(Slice::whole(&Region::from_vec(vec![0; len])));
+            ReceiveTarget { memory, len, total: len }
         });
         Some(Consumed { used: bytes.len(), target })
     }
@@ -76,7 +77,7 @@ fn read(inbox: &mut ShmInbox, connection: &Arc<Connection>, target: &mut Target)
 /// Sends a payload; true when it was lent.
 fn transfer(outbox: &mut ShmOutbox, inbox: &mut ShmInbox, [near, far]: &[Arc<Connection>; 2], len: usize) -> bool {
     let mut sending = outbox.begin(vec![1], Some(Slice::whole(&Region::from_vec(vec![5; len]))));
-    let mut target = Target { len, frames: 0 };
+    let mut target = Target { lens: [len].into(), frames: 0 };
     loop {
         let written = outbox.write(near, &mut sending).unwrap();
         read(inbox, far, &mut target);
@@ -89,9 +90,18 @@ fn transfer(outbox: &mut ShmOutbox, inbox: &mut ShmInbox, [near, far]: &[Arc<Con
     }
 }
 
-/// By size class: what a receiver asks for, in the bits of the class.
+/// Where size classes begin, behind [`SMALL`].
+const CLASSES: [usize; 4] = [12 << 10, 24 << 10, 48 << 10, CHUNK];
+
+/// What a receiver asks for, in the bits of the size class.
 fn asked(wanted: u64, len: usize) -> u64 {
-    wanted >> (2 * (usize::from(len >= 32 << 10) + usize::from(len >= CHUNK)))
+    wanted >> (2 * CLASSES.into_iter().filter(|least| len >= *least).count())
+}
+
+/// All words in which one bit differs from the others, and both in which none does.
+fn words() -> impl Iterator<Item = u64> {
+    let one = |bit: usize| 1 << bit;
+    [0].into_iter().chain((0..2 * (CLASSES.len() + 1)).map(one)).flat_map(|word| [word, !word])
 }
 
 /// The peer's wish changes nothing about what it may read.
@@ -99,8 +109,9 @@ fn asked(wanted: u64, len: usize) -> u64 {
 fn memory_is_lent_only_by_the_policy_and_to_a_peer_that_may_read_it() {
     let nonce = 1;
     for policy in [KernelCopyPolicy::Never, KernelCopyPolicy::Measured, KernelCopyPolicy::Always] {
-        for (case, len) in (0..128).flat_map(|case| [SMALL, SMALL + 1, 32 << 10, CHUNK].map(|len| (case, len))) {
-            let (may_read, wanted) = (case & 64 != 0, case & 0b11_1111);
+        let lens = [SMALL, SMALL + 1].into_iter().chain(CLASSES);
+        let cases = lens.flat_map(|len| words().flat_map(move |wanted| [(len, wanted, true), (len, wanted, false)]));
+        for (len, wanted, may_read) in cases {
             let ends = ends(&nonce);
             ends[0].lends.store(may_read, Ordering::Relaxed);
             let (mut outbox, mut inbox) = (ShmOutbox::new(&ends[0], policy), ShmInbox::new(&ends[1]));
@@ -117,8 +128,8 @@ fn memory_is_lent_only_by_the_policy_and_to_a_peer_that_may_read_it() {
 #[test]
 fn payload_is_written_by_the_path_that_the_receiver_asks_for() {
     let nonce = 4;
-    let lens = [SMALL, SMALL + 1, (32 << 10) - 1, 32 << 10, CHUNK - 1, CHUNK];
-    for (wanted, len) in (0..64).flat_map(|wanted| lens.map(|len| (wanted, len))) {
+    let lens = [SMALL, SMALL + 1].into_iter().chain(CLASSES.into_iter().flat_map(|least| [least - 1, least]));
+    for (len, wanted) in lens.flat_map(|len| words().map(move |wanted| (len, wanted))) {
         let ends = ends(&nonce);
         let mut outbox = ShmOutbox::new(&ends[0], KernelCopyPolicy::Never);
         ends[1].mine.words().wanted.0.store(wanted, Ordering::Relaxed);
@@ -139,13 +150,44 @@ fn payload_is_written_by_the_path_that_the_receiver_asks_for() {
 #[test]
 fn receiver_asks_for_both_ways_unless_it_may_not_read() {
     let nonce = 2;
-    for (reads, len) in [(true, CHUNK), (true, CHUNK / 2), (true, CHUNK / 8), (false, CHUNK)] {
+    for (reads, len) in [(true, CHUNK), (true, CHUNK / 2), (true, CHUNK / 8), (true, SMALL + 1), (false, CHUNK)] {
         let mut ends = ends(&nonce);
         Arc::get_mut(&mut ends[1]).unwrap().reads = reads;
         let (mut outbox, mut inbox) = (ShmOutbox::new(&ends[0], KernelCopyPolicy::Measured), ShmInbox::new(&ends[1]));
         let lent = (0..2000).filter(|_| transfer(&mut outbox, &mut inbox, &ends, len)).count();
         assert!(if reads { (1..2000).contains(&lent) } else { lent == 0 }, "{reads} {len}: {lent}");
     }
+}
+
+/// Payloads of two classes arrive in turn, each before the one in front of it is copied, and by different ways.
+#[test]
+fn ways_of_a_class_are_measured_also_between_payloads_of_another() {
+    let nonce = 5;
+    let ends = ends(&nonce);
+    let (mut outbox, mut inbox) = (ShmOutbox::new(&ends[0], KernelCopyPolicy::Measured), ShmInbox::new(&ends[1]));
+    let lens = [64 << 10, 10 << 10];
+    let wanted = &ends[1].mine.words().wanted.0;
+    let asked_for = || asked(wanted.load(Ordering::Relaxed), lens[1]) & 3;
+    let (mut before, mut changes) = (asked_for(), 0);
+    for round in 0..20_000 {
+        // The longer ones are lent, whatever was found to be faster.
+        wanted.fetch_or(WANTS_LOANS << (WANTED_BITS * size_class(lens[0])), Ordering::Relaxed);
+        let mut target = Target { lens: lens.into(), frames: 0 };
+        for len in lens {
+            let mut sending = outbox.begin(vec![1], Some(Slice::whole(&Region::from_vec(vec![5; len]))));
+            assert!(!matches!(outbox.write(&ends[0], &mut sending).unwrap(), Written::Part), "there is room for both");
+        }
+        read(&mut inbox, &ends[1], &mut target);
+        outbox.loans.sweep(&ends[0]);
+        if round > 2_000 && asked_for() != before {
+            changes += 1;
+        }
+        before = asked_for();
+        if changes == 6 {
+            return;
+        }
+    }
+    panic!("only {changes} trials of the shorter ones have begun or ended");
 }
 
 /// Bytes that are sent at once neither overtake a send that waits nor are cut.
@@ -168,7 +210,7 @@ fn bytes_are_injected_whole_and_only_while_nothing_waits() {
     let mut sending = outbox.begin(vec![1], Some(Slice::whole(&Region::from_vec(vec![5; CHUNK]))));
     assert!(matches!(outbox.write(&ends[0], &mut sending).unwrap(), Written::Lent));
     assert!(!outbox.inject(b"beside a loan"));
-    target.len = CHUNK;
+    target.lens.push_back(CHUNK);
     read(&mut inbox, &ends[1], &mut target);
     assert_eq!(outbox.loans.sweep(&ends[0]), 1);
     outbox.pending = Some(outbox.begin(vec![2], None));

@@ -6,9 +6,9 @@
 //! receiver reports how much it has read once per quarter of the ring.
 //!
 //! Lines move between the two processors, which takes longer than all else here. While the sender waits for one of them, the
-//! receiver, which polls, takes back the one that the sender has just begun to write. So after a short record the sender sets
-//! headers to 0 ahead, while the receiver is busy; it then has those lines, and the next record writes to no other one between
-//! its body and its header.
+//! receiver, which polls, takes back the one that the sender has just begun to write. So after a short record behind which nothing
+//! follows, the sender sets headers to 0 ahead, while the receiver is busy: the next short record then writes to no other line
+//! between its body and its header.
 
 use std::sync::Arc;
 
@@ -43,9 +43,8 @@ const HEADER: u64 = 8;
 pub(super) const MAX_BODY: usize = (RING / 4 - ALIGN) as usize;
 /// The receiver reports its progress each time it has read this much.
 const REPORT_EVERY: u64 = RING / 4;
-/// How far ahead of the next record lines are cleared. Those of longer records would be cleared in vain: a word of each line of
-/// its body.
-const CLEARED_AHEAD: u64 = 9 * ALIGN;
+/// How far ahead of the next record lines are cleared. Twice as far made no difference.
+pub(super) const CLEARED_AHEAD: usize = 9 * ALIGN as usize;
 
 /// The peer's segment, or a packet of the peer, violates the protocol.
 #[derive(Debug, PartialEq, Eq)]
@@ -114,18 +113,21 @@ impl Producer {
         fill: impl FnOnce(&SharedSegment, u64, CopyPath),
     ) {
         let next = self.at + space(len);
+        fill(&self.mine, self.at + HEADER, path);
         if next >= self.cleared {
             self.cleared = next;
             self.clear_to(next + ALIGN);
         }
-        fill(&self.mine, self.at + HEADER, path);
         let header = (kind as u64) << 32 | len as u64;
         self.mine.header(self.at).store(header, Ordering::Release);
         self.at = next;
-        if space(len) < CLEARED_AHEAD {
-            // Beyond that, the receiver may still read.
-            self.clear_to((next + CLEARED_AHEAD).min(self.taken + RING));
-        }
+    }
+
+    /// Prepares for a record of up to eight lines. A longer one, or one that is written past the caches, would rather not find lines of
+    /// its body in them.
+    pub(super) fn clear_ahead(&mut self) {
+        // Beyond what it had read at the last check, the receiver may still read.
+        self.clear_to((self.at + CLEARED_AHEAD as u64).min(self.taken + RING));
     }
 
     fn clear_to(&mut self, end: u64) {
@@ -297,6 +299,9 @@ mod tests {
 
     fn put(producer: &mut Producer, bytes: &[u8]) {
         producer.put(RecordKind::Bytes, bytes.len(), |segment, at, path| segment.write(at, bytes, path));
+        if bytes.len() < CLEARED_AHEAD {
+            producer.clear_ahead();
+        }
     }
 
     fn take(consumer: &mut Consumer) -> Option<Vec<u8>> {

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use super::super::{LinkKey, PartialFrame, PayloadStatus, ReceiveTarget, Sink, closed_by_peer};
 use super::blocks::{self, MAX_BLOCKS, MAX_MAPPED};
-use super::connection::{Connection, Consumer, MAX_BODY, Producer, ProtocolViolation, Record, RecordKind};
+use super::connection::{CLEARED_AHEAD, Connection, Consumer, MAX_BODY, Producer, ProtocolViolation, Record, RecordKind};
 use super::copy_choice::{CopyChoice, CopyWay};
 use super::handshake::{self, ControlPacket};
 use super::loans::{Lingering, Loans};
@@ -130,6 +130,10 @@ impl ShmOutbox {
         let now = bytes.len() <= MAX_BODY && !self.is_waiting() && self.producer.has_room(bytes.len()) == Ok(true);
         if now {
             self.producer.put(RecordKind::Bytes, bytes.len(), |segment, at, path| segment.write(at, bytes, path));
+            if bytes.len() < CLEARED_AHEAD {
+                // What follows later is mostly as short.
+                self.producer.clear_ahead();
+            }
         }
         now
     }
@@ -322,8 +326,9 @@ const WANTS_CACHES: u64 = 2;
 const WANTED_BITS: usize = 2;
 
 /// Payloads from these lengths on may want other ways than shorter ones. The kernel takes a fixed time first; those that fill a chunk
-/// are parts of long transfers, where the pace counts, while shorter ones mostly arrive alone.
-const SIZE_CLASSES: [usize; 2] = [32 << 10, STEP];
+/// are parts of long transfers, where the pace counts, while shorter ones mostly arrive alone. Lengths of two to some power, and a
+/// little more, are in one class.
+const SIZE_CLASSES: [usize; 4] = [12 << 10, 24 << 10, 48 << 10, STEP];
 
 fn size_class(len: usize) -> usize {
     SIZE_CLASSES.iter().filter(|least| len >= **least).count()
@@ -331,6 +336,7 @@ fn size_class(len: usize) -> usize {
 
 /// The payload that was measured last.
 struct Measured {
+    class: usize,
     way: Option<CopyWay>,
     done: Instant,
     /// The memory behind it: if the next payload goes there, it is the next of the same transfer.
@@ -533,18 +539,19 @@ impl ShmInbox {
     }
 
     /// Notes how long a payload took, and asks for the way that it finds faster. A payload is not counted if it overlaps with one
-    /// that came another way: part of it may have been copied into the ring meanwhile.
+    /// of its class that came another way: part of it may have been copied into the ring meanwhile. Behind one of another class, which
+    /// may always come another way, it is counted all the same, or it might never be.
     fn measure(&mut self, connection: &Connection, payload: &ShmPayload) {
         let (Some(since), Some(target)) = (payload.since, &payload.receive_target.memory) else { return };
         let (len, memory) = (payload.receive_target.len, Arc::as_ptr(&target.region).addr());
         let done = Instant::now();
-        let next = (memory, target.offset + len);
-        let last = self.last.replace(Measured { way: payload.way, done, next });
+        let (class, next) = (size_class(len), (memory, target.offset + len));
+        let last = self.last.replace(Measured { class, way: payload.way, done, next });
         let Some(way) = payload.way.filter(|_| payload.status == PayloadStatus::Whole) else { return };
         let begun = match last {
             // What the sender needs between two payloads of a transfer counts too.
             Some(last) if last.next == (memory, target.offset) || last.done > since => {
-                if last.way != payload.way {
+                if last.way != payload.way && last.class == class {
                     return;
                 }
                 last.done
@@ -552,7 +559,7 @@ impl ShmInbox {
             _ => since,
         };
         let choices = &mut self.choices;
-        choices[size_class(len)].arrived(way, len, (done - begun).as_nanos() as f64);
+        choices[class].arrived(way, len, (done - begun).as_nanos() as f64);
         let wanted = choices.iter().rev().fold(0, |bits, choice| {
             let loans = if choice.wanted() == CopyWay::Kernel { WANTS_LOANS } else { 0 };
             let caches = if choice.wants_caches() { WANTS_CACHES } else { 0 };
