@@ -146,13 +146,7 @@ impl HandlerBase {
     }
 
     /// Checks the type of a request's arguments, and passes its bytes to `use_bytes`. That is not called when the request was refused.
-    fn open(
-        &self,
-        shared: &Arc<EngineShared>,
-        incoming: Incoming<EngineEnv>,
-        shape_of: fn() -> Shape,
-        use_bytes: &mut dyn FnMut(OwedResponse, &[u8]) -> Result<(), NotDecoded>,
-    ) {
+    fn open(&self, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>, shape_of: fn() -> Shape, use_bytes: UseBytes<'_>) {
         let (request, RequestContent { link, leases, body }) = Request::new(shared, incoming);
         let response = OwedResponse::new(request, self.side.clone());
         if response.side.calls.is_some() {
@@ -208,6 +202,9 @@ impl HandlerBase {
     }
 }
 
+/// Decodes a request's arguments, and runs the handler or keeps them.
+type UseBytes<'a> = &'a mut dyn FnMut(OwedResponse, &[u8]) -> Result<(), NotDecoded>;
+
 /// Why a request's arguments were not decoded.
 enum NotDecoded {
     /// The refusal has been sent to the caller.
@@ -239,7 +236,7 @@ fn admitted(
     shared: &EngineShared,
     response: OwedResponse,
     has_leases: bool,
-    decode: &mut dyn FnMut(&mut dyn FnMut(usize) -> Option<usize>) -> Result<usize, String>,
+    decode: &mut dyn FnMut(bounded::AskForMemory<'_>) -> Result<usize, String>,
 ) -> Result<OwedResponse, NotDecoded> {
     let (id, one_way) = (response.request.id(), response.request.is_one_way());
     let (mut requested, mut refused, mut no_memory) = (false, None, None);
