@@ -5,7 +5,7 @@
 //! receiver polls one word, which lies on the record's first cache line, and does not see what an earlier lap has left. The
 //! receiver reports how much it has read once per quarter of the ring.
 //!
-//! Lines move between the two processors, which takes longer than all else here. While the sender waits for one of them, the
+//! A line takes longer to get from one processor to the other than a short record to be written. While the sender waits for one, the
 //! receiver, which polls, takes back the one that the sender has just begun to write. So after a short record behind which nothing
 //! follows, the sender sets headers to 0 ahead, while the receiver is busy: the next short record then writes to no other line
 //! between its body and its header.
