@@ -44,7 +44,7 @@ pub(super) const MAX_BODY: usize = (RING / 4 - ALIGN) as usize;
 /// The receiver reports its progress each time it has read this much.
 const REPORT_EVERY: u64 = RING / 4;
 /// How far ahead of the next record lines are cleared. Twice as far made no difference.
-pub(super) const CLEARED_AHEAD: usize = 9 * ALIGN as usize;
+const CLEARED_AHEAD: usize = 9 * ALIGN as usize;
 
 /// The peer's segment, or a packet of the peer, violates the protocol.
 #[derive(Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub(super) struct Producer {
     theirs: Arc<SharedSegment>,
     /// Where the next record goes; not reduced to the ring's length.
     at: u64,
-    /// Where the next header goes, and at each line from there to here, the ring has a 0.
+    /// Up to here, the line of the next header and those behind it begin with a 0.
     cleared: u64,
     /// How much the receiver had read at the last check.
     taken: u64,
@@ -112,8 +112,8 @@ impl Producer {
         len: usize,
         fill: impl FnOnce(&SharedSegment, u64, CopyPath),
     ) {
-        let next = self.at + space(len);
         fill(&self.mine, self.at + HEADER, path);
+        let next = self.at + space(len);
         if next >= self.cleared {
             self.cleared = next;
             self.clear_to(next + ALIGN);
@@ -123,11 +123,13 @@ impl Producer {
         self.at = next;
     }
 
-    /// Prepares for a record of up to eight lines. A longer one, or one that is written past the caches, would rather not find lines of
-    /// its body in them.
-    pub(super) fn clear_ahead(&mut self) {
-        // Beyond what it had read at the last check, the receiver may still read.
-        self.clear_to((self.at + CLEARED_AHEAD as u64).min(self.taken + RING));
+    /// Prepares for the next record, when nothing follows one with a body of this length. It is mostly as short: a longer one, which
+    /// may be written past the caches, would rather not find lines of its body in them.
+    pub(super) fn clear_ahead(&mut self, len: usize) {
+        if len < CLEARED_AHEAD {
+            // Beyond what it had read at the last check, the receiver may still read.
+            self.clear_to((self.at + CLEARED_AHEAD as u64).min(self.taken + RING));
+        }
     }
 
     fn clear_to(&mut self, end: u64) {
@@ -299,9 +301,7 @@ mod tests {
 
     fn put(producer: &mut Producer, bytes: &[u8]) {
         producer.put(RecordKind::Bytes, bytes.len(), |segment, at, path| segment.write(at, bytes, path));
-        if bytes.len() < CLEARED_AHEAD {
-            producer.clear_ahead();
-        }
+        producer.clear_ahead(bytes.len());
     }
 
     fn take(consumer: &mut Consumer) -> Option<Vec<u8>> {

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use super::super::{LinkKey, PartialFrame, PayloadStatus, ReceiveTarget, Sink, closed_by_peer};
 use super::blocks::{self, MAX_BLOCKS, MAX_MAPPED};
-use super::connection::{CLEARED_AHEAD, Connection, Consumer, MAX_BODY, Producer, ProtocolViolation, Record, RecordKind};
+use super::connection::{Connection, Consumer, MAX_BODY, Producer, ProtocolViolation, Record, RecordKind};
 use super::copy_choice::{CopyChoice, CopyWay};
 use super::handshake::{self, ControlPacket};
 use super::loans::{Lingering, Loans};
@@ -130,10 +130,7 @@ impl ShmOutbox {
         let now = bytes.len() <= MAX_BODY && !self.is_waiting() && self.producer.has_room(bytes.len()) == Ok(true);
         if now {
             self.producer.put(RecordKind::Bytes, bytes.len(), |segment, at, path| segment.write(at, bytes, path));
-            if bytes.len() < CLEARED_AHEAD {
-                // What follows later is mostly as short.
-                self.producer.clear_ahead();
-            }
+            self.producer.clear_ahead(bytes.len());
         }
         now
     }

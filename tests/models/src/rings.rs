@@ -32,6 +32,24 @@ pub(crate) fn records_arrive_in_order() {
     });
 }
 
+/// As above, with records behind which the sender clears the lines that are free.
+pub(crate) fn injected_records_arrive_in_order() {
+    const COUNT: u8 = 5;
+    model(2, || {
+        let (mut near, mut far) = pair(None);
+        let receiver = thread::spawn(move || {
+            far.until(|end| end.received.frames.len() == usize::from(COUNT));
+            assert!(far.received.frames.iter().copied().eq(0..COUNT));
+        });
+        for number in 0..COUNT {
+            if !near.inject(&[number; 64]) && !near.send(vec![number; 64], None) {
+                near.until(End::is_flushed);
+            }
+        }
+        receiver.join().unwrap();
+    });
+}
+
 /// Both send requests and responses, and sleep in between.
 pub(crate) fn response_wakes_the_sleeping_end() {
     model(3, || {
@@ -57,11 +75,11 @@ pub(crate) fn injected_response_wakes_the_sleeping_end() {
         let server = thread::spawn(move || {
             for number in 1..=2 {
                 far.until(|end| end.received.frames.len() == number);
-                far.inject(&[7]);
+                assert!(far.inject(&[7]));
             }
         });
         for number in 1..=2 {
-            near.inject(&[1]);
+            assert!(near.inject(&[1]));
             near.until(|end| end.received.frames.len() == number);
         }
         server.join().unwrap();

@@ -103,12 +103,13 @@ impl End {
         all
     }
 
-    /// Like a link's inject, and the wake-up that follows.
-    pub(crate) fn inject(&mut self, bytes: &[u8]) {
-        assert!(self.outbox.inject(bytes));
+    /// Like a link's inject, and the wake-up that follows. False where there is no room.
+    pub(crate) fn inject(&mut self, bytes: &[u8]) -> bool {
+        let injected = self.outbox.inject(bytes);
         if self.connection.peer_sleeps().is_some() {
             self.connection.wake_peer();
         }
+        injected
     }
 
     /// Like a link that continues with what waited.
