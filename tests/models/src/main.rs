@@ -54,8 +54,8 @@ const MODELS: &[(&str, fn())] = models! {
     alone: no_caller_queues_behind_a_sleeping_holder each_form_of_release_wakes_the_next_waiter
         released_driver_lock_is_acquired_by_the_waiter borrowed_driver_lock_has_one_holder;
     rings: records_arrive_in_order injected_records_arrive_in_order response_wakes_the_sleeping_end
-        injected_response_wakes_the_sleeping_end no_read_after_reclaim loan_ends_when_the_reader_has_finished end_of_a_loan_and_reclaim_can_coincide end_of_a_link_ends_its_loans
-        read_after_withdrawal_is_discarded;
+        injected_response_wakes_the_sleeping_end no_read_after_reclaim loan_ends_when_the_reader_has_finished
+        end_of_a_loan_and_reclaim_can_coincide end_of_a_link_ends_its_loans read_after_withdrawal_is_discarded;
     signals: edge_triggered_loop_misses_no_signal level_triggered_loop_goes_back_to_sleep
         loop_beside_another_thread_misses_no_signal;
 };
