@@ -165,11 +165,9 @@ impl Sample {
     }
 }
 
-/// The median.
-fn median(samples: &[Sample], of: impl Fn(&Sample) -> usize) -> usize {
-    let mut all: Vec<usize> = samples.iter().map(of).collect();
-    all.sort_unstable();
-    all[all.len() / 2]
+/// The least, which contains what stays: the regions that happen to be exposed take up to 50 MiB more in the others.
+fn least(samples: &[Sample], of: impl Fn(&Sample) -> usize) -> usize {
+    samples.iter().map(of).min().unwrap()
 }
 
 #[test]
@@ -224,16 +222,16 @@ fn mixed_load_does_not_grow_memory_descriptors_or_threads() {
     let third = samples.len().div_ceil(3);
     let (early, late) = (&samples[..third], &samples[samples.len() - third..]);
     for (side, name) in ["server", "clients"].iter().enumerate() {
-        let [before, after] = [early, late].map(|samples| median(samples, |sample| sample.memory[side]));
+        let [before, after] = [early, late].map(|samples| least(samples, |sample| sample.memory[side]));
         println!(
-            "{name}: {:.1} MiB in the first third, {:.1} in the last",
+            "{name}: at least {:.1} MiB in the first third, {:.1} in the last",
             before as f64 / MIB as f64,
             after as f64 / MIB as f64
         );
         assert!(after < before + GROWTH, "the memory of the {name} grows");
-        let [before, after] = [early, late].map(|samples| median(samples, |sample| sample.descriptors[side]));
+        let [before, after] = [early, late].map(|samples| least(samples, |sample| sample.descriptors[side]));
         assert!(after < before + 100, "the descriptors of the {name} grow from {before} to {after}");
-        let [before, after] = [early, late].map(|samples| median(samples, |sample| sample.threads[side]));
+        let [before, after] = [early, late].map(|samples| least(samples, |sample| sample.threads[side]));
         assert!(after < before + 50, "the threads of the {name} grow from {before} to {after}");
     }
     eventually("nothing is exposed any more", || watcher.procedure::<(), usize>("live").on(&to_server).call(&()).unwrap() == 0);
