@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
+use super::completion::{ThreadWaiter, with_sleeper};
 use super::{Core, CreatorProcess, EngineEnv};
 use crate::deferred_log::{self, defer};
 use crate::proto::Incoming;
@@ -290,7 +291,6 @@ pub(crate) struct Workers {
     /// How many threads may run jobs at a time; those that wait inside a call of this library don't count.
     limit: usize,
     state: Mutex<PoolState>,
-    available: Condvar,
     ended: Condvar,
     /// The process that has the threads.
     process: CreatorProcess,
@@ -343,8 +343,9 @@ impl JobQueue {
 struct PoolState {
     queue: JobQueue,
     threads: Vec<std::thread::JoinHandle<()>>,
-    /// Threads that wait for a job.
-    idle: usize,
+    /// Threads that sleep until a job comes for them. The last one is woken first: its memory is in a cache, and the first ones
+    /// end where fewer are needed.
+    idle: Vec<Arc<ThreadWaiter>>,
     /// Threads that exist.
     alive: usize,
     /// Threads that wait inside a call of this library.
@@ -358,7 +359,6 @@ impl Workers {
             name,
             limit: limit.max(1),
             state: Mutex::default(),
-            available: Condvar::default(),
             ended: Condvar::default(),
             process: CreatorProcess::this(),
         })
@@ -371,22 +371,26 @@ impl Workers {
             return drop(job);
         }
         state.queue.push(job);
-        self.spawn_if_needed(&mut state);
+        self.engage(state);
+    }
+
+    /// Has a thread run a queued job: one that is idle, or a new one.
+    fn engage(self: &Arc<Self>, mut state: MutexGuard<'_, PoolState>) {
+        let woken = if state.queue.len == 0 { None } else { state.idle.pop() };
+        if woken.is_none() {
+            self.spawn_if_needed(&mut state);
+        }
+        // The thread would wait for the lock.
         drop(state);
+        if let Some(thread) = woken {
+            thread.wake();
+        }
         deferred_log::flush();
     }
 
-    /// Wakes or starts a thread for queued jobs. The caller flushes the deferred log when `state` is unlocked.
+    /// Starts a thread for queued jobs, if there may be another. The caller flushes the deferred log when `state` is unlocked.
     fn spawn_if_needed(self: &Arc<Self>, state: &mut PoolState) {
-        if state.queue.len == 0 || state.stopped {
-            return;
-        }
-        if state.idle >= state.queue.len {
-            self.available.notify_one();
-            return;
-        }
-        self.available.notify_one();
-        if state.alive - state.blocked < self.limit {
+        if state.queue.len > 0 && !state.stopped && state.alive - state.blocked < self.limit {
             let pool = self.clone();
             let spawned = std::thread::Builder::new().name(format!("calomel-{}", self.name)).spawn(move || pool.work());
             match spawned {
@@ -408,6 +412,7 @@ impl Workers {
 
     fn work(self: Arc<Self>) {
         CURRENT_POOL.set(Some(self.clone()));
+        let me = with_sleeper(|sleeper| sleeper.waiter.clone());
         let mut state = self.state.lock();
         loop {
             // When jobs that waited go on, more threads may run than the limit allows.
@@ -422,23 +427,28 @@ impl Workers {
             if state.stopped || surplus {
                 break;
             }
-            state.idle += 1;
-            let timed_out;
-            (state, timed_out) = self.available.wait_for(state, LINGER);
-            state.idle -= 1;
-            if timed_out && state.queue.len == 0 {
+            let deadline = Instant::now() + LINGER;
+            state.idle.push(me.clone());
+            drop(state);
+            with_sleeper(|sleeper| sleeper.sleep(Some(deadline)));
+            state = self.state.lock();
+            let was_idle = state.idle.len();
+            state.idle.retain(|other| !Arc::ptr_eq(other, &me));
+            if state.idle.len() < was_idle && state.queue.len == 0 && Instant::now() >= deadline {
                 break;
             }
         }
         state.alive -= 1;
-        drop(state);
+        // It may have been woken for a job, and be one too many now.
+        self.engage(state);
         self.ended.notify_all();
         CURRENT_POOL.set(None);
     }
 
     pub(super) fn dump(&self) -> ThreadsDump {
         let state = self.state.lock();
-        let [queued, alive, idle, blocked] = [state.queue.len, state.alive, state.idle, state.blocked].map(|count| count as u64);
+        let [queued, alive, idle, blocked] =
+            [state.queue.len, state.alive, state.idle.len(), state.blocked].map(|count| count as u64);
         ThreadsDump { queued, alive, idle, blocked, ..ThreadsDump::default() }
     }
 
@@ -452,7 +462,7 @@ impl Workers {
         state.stopped = true;
         let queue = std::mem::take(&mut state.queue);
         let threads = std::mem::take(&mut state.threads);
-        self.available.notify_all();
+        state.idle.iter().for_each(|thread| thread.wake());
         let deadline = Instant::now() + GRACE;
         let own = usize::from(threads.iter().any(|thread| thread.thread().id() == me));
         let mut timed_out = false;
@@ -508,9 +518,7 @@ impl Blocking {
         if let Some(pool) = &pool {
             let mut state = pool.state.lock();
             state.blocked += 1;
-            pool.spawn_if_needed(&mut state);
-            drop(state);
-            deferred_log::flush();
+            pool.engage(state);
         }
         let in_job = CURRENT_ENGINE.try_with(|engine| engine.get() != 0).unwrap_or(false);
         Blocking { pool, began: in_job.then(Instant::now) }

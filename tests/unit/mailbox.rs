@@ -79,7 +79,7 @@ fn transfer(outbox: &mut ShmOutbox, inbox: &mut ShmInbox, [near, far]: &[Arc<Con
     let mut sending = outbox.begin(vec![1], Some(Slice::whole(&Region::from_vec(vec![5; len]))));
     let mut target = Target { lens: [len].into(), frames: 0 };
     loop {
-        let written = outbox.write(near, &mut sending).unwrap();
+        let written = outbox.write(near, &mut sending, || true).unwrap();
         read(inbox, far, &mut target);
         outbox.loans.sweep(near);
         match written {
@@ -137,7 +137,7 @@ fn payload_is_written_by_the_path_that_the_receiver_asks_for() {
         let expected = if within_caches { CopyPath::Cached } else { CopyPath::Streaming };
         let payload = Slice::whole(&Region::from_vec(vec![1; len]));
         let mut sending = outbox.begin(vec![1; 10], Some(payload));
-        assert!(outbox.write(&ends[0], &mut sending).is_ok());
+        assert!(outbox.write(&ends[0], &mut sending, || true).is_ok());
         let mut consumer = Consumer::new(ends[1].mine.clone(), ends[1].theirs.clone());
         let frame = consumer.next().unwrap().unwrap();
         consumer.pass(frame);
@@ -175,7 +175,7 @@ fn ways_of_a_class_are_measured_also_between_payloads_of_another() {
         let mut target = Target { lens: lens.into(), frames: 0 };
         for len in lens {
             let mut sending = outbox.begin(vec![1], Some(Slice::whole(&Region::from_vec(vec![5; len]))));
-            assert!(!matches!(outbox.write(&ends[0], &mut sending).unwrap(), Written::Part), "there is room for both");
+            assert!(!matches!(outbox.write(&ends[0], &mut sending, || true).unwrap(), Written::Part), "there is room for both");
         }
         read(&mut inbox, &ends[1], &mut target);
         outbox.loans.sweep(&ends[0]);
@@ -208,7 +208,7 @@ fn bytes_are_injected_whole_and_only_while_nothing_waits() {
 
     // A loan is out until the peer has read it; a pending send, until it is continued.
     let mut sending = outbox.begin(vec![1], Some(Slice::whole(&Region::from_vec(vec![5; CHUNK]))));
-    assert!(matches!(outbox.write(&ends[0], &mut sending).unwrap(), Written::Lent));
+    assert!(matches!(outbox.write(&ends[0], &mut sending, || true).unwrap(), Written::Lent));
     assert!(!outbox.inject(b"beside a loan"));
     target.lens.push_back(CHUNK);
     read(&mut inbox, &ends[1], &mut target);

@@ -325,7 +325,7 @@ impl ShmLink {
             let returned = outbox.loans.sweep(connection);
             let mut sent = None;
             if let Some(mut sending) = outbox.pending.take() {
-                match outbox.write(connection, &mut sending) {
+                match outbox.write(connection, &mut sending, || self.has_no_arrivals()) {
                     Ok(Written::All) => sent = Some((sending.bytes, false)),
                     Ok(Written::Lent) => sent = Some((sending.bytes, true)),
                     Ok(Written::Part) => outbox.pending = Some(sending),
@@ -344,6 +344,11 @@ impl ShmLink {
             sink.sent(self.key, bytes, lent);
         }
         any
+    }
+
+    /// Nothing has arrived that waits for the driver. It may be the driver that asks, while it reads.
+    fn has_no_arrivals(&self) -> bool {
+        self.inbox.try_lock().is_some_and(|inbox| !inbox.as_ref().is_some_and(ShmInbox::has_work))
     }
 
     fn note_waiting(&self, connection: &Connection, outbox: &ShmOutbox) {
@@ -399,7 +404,7 @@ impl Link for ShmLink {
             let mut slot = self.outbox.lock();
             let Some(outbox) = &mut *slot else { return Sent::All(bytes) };
             let mut sending = outbox.begin(bytes, payload);
-            let written = outbox.write(connection, &mut sending);
+            let written = outbox.write(connection, &mut sending, || self.has_no_arrivals());
             let sent = match written {
                 Ok(Written::All) => Sent::All(sending.bytes),
                 Ok(Written::Lent) => Sent::Lent(sending.bytes),

@@ -40,6 +40,8 @@ const STEP: usize = 128 << 10;
 /// Records read in one turn, and bytes of frames in them, so that other links get their turns.
 const RECORDS: usize = 64;
 const FRAMES: usize = 32 << 10;
+/// Bytes of a payload that are written before the sender looks whether something has arrived.
+const STRETCH: usize = 32 << 10;
 
 pub(super) struct ShmOutbox {
     producer: Producer,
@@ -135,8 +137,23 @@ impl ShmOutbox {
         now
     }
 
-    /// Writes as much of a send as there is room for.
-    pub(super) fn write(&mut self, connection: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
+    /// Writes as much of a send as there is room for, and while `goes_on` says so after each stretch of a payload.
+    pub(super) fn write(
+        &mut self,
+        connection: &Arc<Connection>,
+        sending: &mut ShmSend,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<Written, ProtocolViolation> {
+        loop {
+            let written = self.write_stretch(connection, sending)?;
+            if !matches!(written, Written::Part) || !self.has_what_it_needs() || !goes_on() {
+                return Ok(written);
+            }
+        }
+    }
+
+    /// Writes as much of a send as there is room for, but of its payload [`STRETCH`] at most through the ring.
+    fn write_stretch(&mut self, connection: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
         while sending.written < sending.bytes.len() {
             let rest = &sending.bytes[sending.written..];
             let now = &rest[..rest.len().min(MAX_BODY)];
@@ -226,9 +243,10 @@ impl ShmOutbox {
 
     /// Copies pieces into the ring: all of the payload, unless the next may be lent. False: there is no room.
     fn copy(&mut self, access: &ReadAccess<'_>, payload: &Slice, sending: &mut ShmSend) -> Result<bool, ProtocolViolation> {
+        let end = sending.covered + STRETCH;
         loop {
             let (skip, now) = (sending.covered, PIECE.min(payload.len - sending.covered));
-            if !self.has_room(now)? {
+            if !self.has_room(now)? || skip >= end {
                 return Ok(false);
             }
             if payload.len <= SMALL {
@@ -284,13 +302,15 @@ impl ShmOutbox {
 
     /// True when a loan has ended, or the pending send can continue.
     pub(super) fn can_continue(&mut self, connection: &Connection) -> bool {
-        self.loans.has_finished(connection)
-            || self.pending.is_some()
-                && match self.needs {
-                    Needs::Slot => self.loans.free_slot().is_some(),
-                    // `write` reports a protocol violation.
-                    Needs::Room(len) => self.producer.has_room(len).unwrap_or(true),
-                }
+        self.loans.has_finished(connection) || self.pending.is_some() && self.has_what_it_needs()
+    }
+
+    fn has_what_it_needs(&mut self) -> bool {
+        match self.needs {
+            Needs::Slot => self.loans.free_slot().is_some(),
+            // `write` reports a protocol violation.
+            Needs::Room(len) => self.producer.has_room(len).unwrap_or(true),
+        }
     }
 
     /// Ends all loans of a link that is closed; those that the peer still reads come back.
@@ -413,7 +433,7 @@ impl ShmInbox {
         fetch: &mut dyn FnMut(&mut ShmInbox),
     ) -> io::Result<Turn> {
         let mut turn = Turn::Nothing;
-        let mut frames = 0;
+        let (mut frames, mut payloads) = (0, 0);
         for _ in 0..RECORDS {
             let Some(record) = self.consumer.next()? else { break };
             turn = Turn::Something;
@@ -429,8 +449,9 @@ impl ShmInbox {
             if !open {
                 return Ok(Turn::Closed);
             }
-            frames += if is_payload { 0 } else { record.len };
-            if frames >= FRAMES {
+            *(if is_payload { &mut payloads } else { &mut frames }) += record.len;
+            // A frame behind a payload may be a request, and does not wait for the payloads behind it.
+            if frames >= FRAMES || payloads > 0 && !is_payload {
                 break;
             }
         }
