@@ -251,6 +251,16 @@ impl Core {
         collect(self, &mut proto, next);
     }
 
+    /// Makes a step, and leaves what follows for the driver's next poll.
+    fn leave_to_driver(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
+        {
+            let mut proto = self.proto.lock();
+            step(&mut proto);
+            self.leave_unsent(false);
+        }
+        self.wake();
+    }
+
     /// Wakes the driver, if it sleeps.
     pub(super) fn wake(&self) {
         if self.driver_lock.is_parked() {
@@ -489,15 +499,9 @@ impl Core {
                 }
                 match carrier.send(bytes, payload) {
                     Sent::All(buffer) if next.sent >= TURN => {
-                        {
-                            let mut proto = self.proto.lock();
-                            proto.handle_sent(link, buffer, false);
-                            self.leave_unsent(false);
-                        }
-                        if self.driver_lock.is_parked() {
-                            self.ring();
-                        }
+                        self.leave_to_driver(|proto| proto.handle_sent(link, buffer, false));
                     }
+                    Sent::AtNextPoll => self.leave_to_driver(|_| ()),
                     Sent::All(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, false)),
                     Sent::Lent(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, true)),
                     Sent::Later => {}

@@ -261,7 +261,7 @@ impl FaultyLink {
             FaultDecision::Proceed => match self.send_inner(bytes, payload) {
                 Sent::All(buffer) => sink.sent(self.key, buffer, false),
                 Sent::Lent(buffer) => sink.sent(self.key, buffer, true),
-                Sent::Later => {}
+                Sent::Later | Sent::AtNextPoll => {}
                 Sent::Failed(error) => sink.closed(self.key, error),
             },
             FaultDecision::Cut => sink.closed(self.key, cut()),

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use mio::{Interest, Token};
 
@@ -16,10 +16,11 @@ use crate::deferred_log::defer;
 use crate::memory::Slice;
 use crate::sync::Mutex;
 
-/// Most bytes that a link reads in one turn if it is the only busy one, and if there are others; fewer if they are frames, since
-/// one read may contain thousands of calls.
-pub(super) const MAX_TURN: usize = 1 << 20;
-pub(super) const MAX_TURN_BESIDE_OTHERS: usize = 128 << 10;
+/// Most bytes that a link reads in one turn, and most that it reads, and writes, beside others that bring something; fewer if they
+/// are frames, since one read may contain thousands of calls.
+const MAX_TURN: usize = 1 << 20;
+const MAX_TURN_BESIDE_OTHERS: usize = 64 << 10;
+const MAX_WRITTEN_BESIDE_OTHERS: usize = 32 << 10;
 const MAX_TURN_FRAMES: usize = 32 << 10;
 
 pub(super) struct TcpLink {
@@ -34,10 +35,16 @@ pub(super) struct TcpLink {
     more: AtomicBool,
     /// The link is polled, or pending.
     polled: AtomicBool,
+    /// A send has stopped at the end of a turn: the reactor does not report that it can go on.
+    stopped: AtomicBool,
+    /// How many polls in a row have brought nothing.
+    empty: AtomicU32,
     /// The reactor has reported the end of the stream and reports no more, so the socket must be read up to its end.
     ending: AtomicBool,
     /// Bytes that the socket has accepted since it was created.
     written: AtomicU64,
+    /// How many of them `take_written` has returned.
+    counted: AtomicU64,
     sending: Mutex<PendingSend>,
     receiving: Mutex<TcpReceiver>,
     /// Payloads have checksums.
@@ -58,9 +65,19 @@ struct PendingSend {
     muted: bool,
 }
 
+/// How far a write got.
+enum Written {
+    All,
+    /// The socket accepts no more.
+    Blocked,
+    /// It was enough for a turn.
+    Stopped,
+}
+
 #[derive(Clone, Copy, Default)]
 pub(super) struct ReadProgress {
     pub any: bool,
+    pub bytes: usize,
     pub more: bool,
     pub closed: bool,
 }
@@ -84,14 +101,21 @@ impl TcpLink {
             closed: AtomicBool::new(false),
             more: AtomicBool::new(false),
             polled: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            empty: AtomicU32::new(0),
             ending: AtomicBool::new(false),
             written: AtomicU64::new(0),
+            counted: AtomicU64::new(0),
             sending: Mutex::default(),
             receiving: Mutex::default(),
             covered: AtomicBool::new(false),
             abandoned: Mutex::default(),
             session: session.map(Box::new),
         }
+    }
+
+    pub(super) fn token(&self) -> usize {
+        self.token
     }
 
     pub(super) fn key(&self) -> LinkKey {
@@ -125,6 +149,13 @@ impl TcpLink {
         self.polled.load(Ordering::Relaxed)
     }
 
+    /// A poll has brought something, or not; returns how many in a row have brought nothing.
+    pub(super) fn note_poll(&self, any: bool) -> u32 {
+        let empty = if any { 0 } else { self.empty.load(Ordering::Relaxed).saturating_add(1) };
+        self.empty.store(empty, Ordering::Relaxed);
+        empty
+    }
+
     pub(super) fn is_secure(&self) -> bool {
         self.session.is_some()
     }
@@ -133,8 +164,15 @@ impl TcpLink {
         self.connected.load(Ordering::Relaxed)
     }
 
+    /// It must be polled: the reactor does not report what there is to read, or to write.
     pub(super) fn may_have_more(&self) -> bool {
-        self.more.load(Ordering::Relaxed)
+        self.more.load(Ordering::Relaxed) || self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the socket has accepted since the last call.
+    pub(super) fn take_written(&self) -> usize {
+        let written = self.written.load(Ordering::Relaxed);
+        written.wrapping_sub(self.counted.swap(written, Ordering::Relaxed)) as usize
     }
 
     /// True when the socket is connected and a TLS handshake, if any, is over; false when not yet.
@@ -160,20 +198,35 @@ impl TcpLink {
         self.written.fetch_add(n as u64, Ordering::Release);
     }
 
-    /// Writes what the socket accepts; true when all is written.
-    fn write(&self, sending: &mut TcpSend) -> io::Result<bool> {
-        if let Some(session) = &self.session {
-            return session.write(self.fd, sending, |n| self.count(n));
-        }
-        while !sending.is_done() {
-            match sending.send(self.fd) {
-                Ok(n) => self.count(n),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+    /// Writes what the socket accepts; beside others that bring something, as much as a turn allows.
+    fn write(&self, sending: &mut TcpSend) -> io::Result<Written> {
+        let mut left = if self.shared.is_mixed() { MAX_WRITTEN_BESIDE_OTHERS } else { usize::MAX };
+        self.stopped.store(false, Ordering::Relaxed);
+        loop {
+            // What TLS has buffered counts as written, and must be sent.
+            if let Some(session) = &self.session
+                && !session.send(self.fd, |n| self.count(n))?
+            {
+                return Ok(Written::Blocked);
+            }
+            if sending.is_done() {
+                return Ok(Written::All);
+            }
+            if left == 0 {
+                self.stopped.store(true, Ordering::Relaxed);
+                return Ok(Written::Stopped);
+            }
+            let written = match &self.session {
+                Some(session) => session.encrypt(sending),
+                None => sending.send(self.fd, left).inspect(|n| self.count(*n)),
+            };
+            match written {
+                Ok(n) => left = left.saturating_sub(n),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Written::Blocked),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(true)
     }
 
     /// Continues a pending send, if there is one. True when it is complete now.
@@ -181,19 +234,20 @@ impl TcpLink {
         let mut pending = self.sending.lock();
         let Some(mut sending) = pending.send.take() else {
             if let Some(session) = &self.session {
-                session.flush(self.fd, |n| self.count(n));
+                // The next read or write reports an error.
+                let _ = session.send(self.fd, |n| self.count(n));
             }
             return false;
         };
         match self.write(&mut sending) {
-            Ok(false) => {
-                pending.send = Some(sending);
-                false
-            }
-            Ok(true) => {
+            Ok(Written::All) => {
                 drop(pending);
                 sink.sent(self.key, sending.bytes, false);
                 true
+            }
+            Ok(Written::Blocked | Written::Stopped) => {
+                pending.send = Some(sending);
+                false
             }
             Err(error) => {
                 // What has arrived is read first; reading then reports the end of the link.
@@ -259,14 +313,15 @@ impl TcpLink {
         }
     }
 
-    /// Reads until the socket is empty, or the turn is over, which is after so many bytes.
-    pub(super) fn receive(&self, turn: usize, scratch: &mut Scratch, sink: &mut dyn Sink) -> ReadProgress {
+    /// Reads until the socket is empty, or the turn is over.
+    pub(super) fn receive(&self, scratch: &mut Scratch, sink: &mut dyn Sink) -> ReadProgress {
         let mut received = ReadProgress::default();
+        let turn = if self.shared.is_mixed() { MAX_TURN_BESIDE_OTHERS } else { MAX_TURN };
         if self.closed.load(Ordering::Acquire) {
             return ReadProgress { closed: true, ..received };
         }
         let mut receiving = self.receiving.lock();
-        let (mut total, mut frames) = (0, 0);
+        let mut frames = 0;
         self.more.store(false, Ordering::Relaxed);
         loop {
             let Scratch { bytes, plain } = scratch;
@@ -295,7 +350,7 @@ impl TcpLink {
                 break;
             }
             received.any = true;
-            total += n.total;
+            received.bytes += n.total;
             let arrived = if self.session.is_some() { &plain[..] } else { &bytes[..n.in_scratch] };
             // Decrypted bytes are not split into frames and payload; while a payload arrives, they are mostly payload.
             frames += if receiving.has_payload() { arrived.len().min(BEHIND_PAYLOAD) } else { arrived.len() };
@@ -315,7 +370,7 @@ impl TcpLink {
                 // The socket is empty; the reactor reports what arrives next.
                 break;
             }
-            if total >= turn || frames >= MAX_TURN_FRAMES {
+            if received.bytes >= turn || frames >= MAX_TURN_FRAMES {
                 received.more = true;
                 self.more.store(true, Ordering::Relaxed);
                 break;
@@ -336,14 +391,19 @@ impl Link for TcpLink {
         let mut pending = self.sending.lock();
         let mut sending = TcpSend::new(bytes, payload, self.covered.load(Ordering::Relaxed));
         match self.write(&mut sending) {
-            Ok(true) => Sent::All(sending.bytes),
-            Ok(false) => {
+            Ok(Written::All) => Sent::All(sending.bytes),
+            Ok(Written::Blocked) => {
                 // Where that fails, the link ends, and the send with it.
                 if let Err(error) = self.report(&mut pending) {
                     self.abandon(error);
                 }
                 pending.send = Some(sending);
                 Sent::Later
+            }
+            Ok(Written::Stopped) => {
+                pending.send = Some(sending);
+                self.shared.mark_pending(self.token);
+                Sent::AtNextPoll
             }
             Err(error) => Sent::Failed(error),
         }

@@ -16,7 +16,7 @@ mod sys;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
@@ -28,13 +28,17 @@ use crate::deferred_log::defer;
 use crate::{Address, Error, Result, Transport};
 #[cfg(feature = "tls")]
 use handshakes::{Authenticated, Handshakes};
-use link::{MAX_TURN, MAX_TURN_BESIDE_OTHERS, ReadProgress, TcpLink};
+use link::{ReadProgress, TcpLink};
 use session::Session;
 
 /// Sockets that are polled, that is, read without waiting for the reactor. For more than a few, the reactor is cheaper.
 const MAX_POLLED: usize = 4;
 /// A polled socket that was empty so many times in a row is left to the reactor.
 const COOL_AFTER: u32 = 1024;
+/// So many bytes in a poll are bulk data. A link that brings something when another had that in the poll before makes all take turns,
+/// for so many polls: it may be used for small calls, which would wait for a millisecond's worth of bytes.
+const BULK: usize = 16 << 10;
+const MIXED: u32 = 16;
 /// Connections that may wait to be accepted; the kernel may allow fewer. It ignores further ones, and their clients try again
 /// after a second.
 const BACKLOG: i32 = 4096;
@@ -47,7 +51,7 @@ const SCRATCH: usize = 64 << 10;
 pub(crate) struct Tcp {
     shared: Arc<TcpShared>,
     /// Links that may have more to read, received something recently, or were sent something.
-    polled: Mutex<Vec<PolledTcpLink>>,
+    polled: Mutex<Vec<Arc<TcpLink>>>,
     scratch: Mutex<Scratch>,
     accept_retry: AcceptRetry,
     keep_alive: Duration,
@@ -72,11 +76,6 @@ struct Scratch {
     plain: Vec<u8>,
 }
 
-struct PolledTcpLink {
-    link: Arc<TcpLink>,
-    empty: u32,
-}
-
 /// What links share with their transport.
 struct TcpShared {
     registry: mio::Registry,
@@ -84,6 +83,10 @@ struct TcpShared {
     entries: Mutex<TcpSockets>,
     /// Tokens of links that were sent something: an answer may follow, and is read fastest by polling.
     pending: Mutex<Vec<usize>>,
+    /// For how many more polls links have to take turns; changed by the driver.
+    mixed: AtomicU32,
+    /// The token of the link that has moved bulk data in the last poll; 0 for none, and `usize::MAX` for several.
+    bulk: AtomicUsize,
     /// There is something to poll. Only the driver clears it.
     busy: AtomicBool,
 }
@@ -100,6 +103,11 @@ impl TcpShared {
         let mut entries = self.entries.lock();
         entries.next += 1;
         self.first_token + entries.next
+    }
+
+    /// A link has lately brought something while another was moving bulk data.
+    fn is_mixed(&self) -> bool {
+        self.mixed.load(Ordering::Relaxed) > 0
     }
 
     fn mark_pending(&self, token: usize) {
@@ -124,6 +132,8 @@ impl Tcp {
                 first_token,
                 entries: Mutex::default(),
                 pending: Mutex::default(),
+                mixed: AtomicU32::new(0),
+                bulk: AtomicUsize::new(0),
                 busy: AtomicBool::new(false),
             }),
             polled: Mutex::default(),
@@ -249,21 +259,19 @@ impl Tcp {
     }
 
     /// Reads a link.
-    fn receive(&self, link: &Arc<TcpLink>, sink: &mut dyn Sink) -> ReadProgress {
-        let alone = self.polled.lock().len() < 2;
-        let turn = if alone { MAX_TURN } else { MAX_TURN_BESIDE_OTHERS };
-        link.receive(turn, &mut self.scratch.lock(), sink)
+    fn receive(&self, link: &TcpLink, sink: &mut dyn Sink) -> ReadProgress {
+        link.receive(&mut self.scratch.lock(), sink)
     }
 
     fn activate(&self, link: &Arc<TcpLink>, more: bool) {
         let mut polled = self.polled.lock();
         // There may be thousands, so only a link that is marked as polled is searched for.
-        let found = if link.is_polled() { polled.iter_mut().find(|entry| Arc::ptr_eq(&entry.link, link)) } else { None };
-        if let Some(entry) = found {
-            entry.empty = 0;
+        if link.is_polled() && polled.iter().any(|other| Arc::ptr_eq(other, link)) {
+            link.note_poll(true);
         } else if more || polled.len() < MAX_POLLED {
             link.set_polled(true);
-            polled.push(PolledTcpLink { link: link.clone(), empty: 0 });
+            link.note_poll(true);
+            polled.push(link.clone());
             self.shared.busy.store(true, Ordering::Release);
         } else {
             link.set_polled(false);
@@ -276,7 +284,7 @@ impl Tcp {
         for token in pending {
             let link = self.shared.entries.lock().links.get(&token).cloned();
             if let Some(link) = link {
-                self.activate(&link, false);
+                self.activate(&link, link.may_have_more());
             }
         }
     }
@@ -342,32 +350,41 @@ impl TransportDriver for Tcp {
         self.shared.busy.store(false, Ordering::Release);
         // What becomes pending from here on sets it again.
         self.activate_pending();
-        let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_POLLED]> =
-            self.polled.lock().iter().map(|entry| entry.link.clone()).collect();
+        let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_POLLED]> = self.polled.lock().iter().cloned().collect();
         let mut any = false;
         if self.accept_retry.is_any() {
             self.shared.busy.store(true, Ordering::Release);
             self.accept_retry.due().into_iter().for_each(|token| self.accept(token, sink));
         }
         let mut reads = smallvec::SmallVec::<[ReadProgress; MAX_POLLED]>::new();
+        let before = self.shared.bulk.load(Ordering::Relaxed);
+        let (mut bulk, mut mixed) = (0, self.shared.mixed.load(Ordering::Relaxed).saturating_sub(1));
         for link in &links {
             any |= link.resume(sink);
             let received = self.receive(link, sink);
-            any |= received.any;
+            any |= received.any || link.may_have_more();
+            if received.any && before != 0 && before != link.token() {
+                mixed = MIXED;
+            }
+            if received.bytes + link.take_written() >= BULK {
+                bulk = if bulk == 0 { link.token() } else { usize::MAX };
+            }
             reads.push(received);
         }
         // Only the driver removes links, and new ones are appended: so both lists have the same order.
         let many = links.len() > MAX_POLLED;
         let mut reads = links.iter().zip(reads).peekable();
         let mut polled = self.polled.lock();
-        polled.retain_mut(|entry| {
-            let Some((link, received)) = reads.next_if(|(link, _)| Arc::ptr_eq(link, &entry.link)) else { return true };
-            entry.empty = if received.any { 0 } else { entry.empty + 1 };
+        polled.retain(|entry| {
+            let Some((link, received)) = reads.next_if(|(link, _)| Arc::ptr_eq(link, entry)) else { return true };
+            let empty = link.note_poll(received.any);
             // With many polled links, an empty read is enough: thousands of peers may have sent something once.
-            let idle = entry.empty > if many { 0 } else { COOL_AFTER };
+            let idle = empty > if many { 0 } else { COOL_AFTER };
             let stays = !received.closed && (!idle || link.may_have_more());
             stays || !link.leave()
         });
+        self.shared.bulk.store(bulk, Ordering::Relaxed);
+        self.shared.mixed.store(mixed, Ordering::Relaxed);
         if !polled.is_empty() {
             self.shared.busy.store(true, Ordering::Release);
         }
@@ -401,6 +418,9 @@ impl TransportDriver for Tcp {
         }
         if event.is_writable() {
             link.resume(sink);
+            if link.may_have_more() {
+                self.activate(&link, true);
+            }
         }
         let ended = event.is_read_closed() || event.is_error();
         if event.is_readable() || ended || link.is_ending() || connecting && link.is_secure() {
@@ -419,11 +439,12 @@ impl TransportDriver for Tcp {
     }
 
     fn park(&self) -> bool {
+        self.activate_pending();
         let mut polled = self.polled.lock();
         // Sockets that may have more must be read first: the reactor is edge-triggered.
-        let more = polled.iter().any(|entry| entry.link.may_have_more());
+        let more = polled.iter().any(|link| link.may_have_more());
         if !more {
-            polled.retain(|entry| !entry.link.leave());
+            polled.retain(|link| !link.leave());
         }
         polled.is_empty()
     }
@@ -432,8 +453,8 @@ impl TransportDriver for Tcp {
 
     fn mute(&self) {
         self.activate_pending();
-        for entry in self.polled.lock().iter() {
-            if let Err(error) = entry.link.mute(true) {
+        for link in self.polled.lock().iter() {
+            if let Err(error) = link.mute(true) {
                 defer(move || tracing::debug!(target: "calomel::tcp", %error, "can't take a socket off the reactor"));
             }
         }

@@ -22,11 +22,11 @@ impl Session {
         match *self {}
     }
 
-    pub(super) fn write(&self, _: RawFd, _: &mut TcpSend, _: impl Fn(usize)) -> io::Result<bool> {
+    pub(super) fn encrypt(&self, _: &mut TcpSend) -> io::Result<usize> {
         match *self {}
     }
 
-    pub(super) fn flush(&self, _: RawFd, _: impl Fn(usize)) {
+    pub(super) fn send(&self, _: RawFd, _: impl Fn(usize)) -> io::Result<bool> {
         match *self {}
     }
 

@@ -185,28 +185,20 @@ impl Session {
         }
     }
 
-    /// Encrypts, and sends what the socket accepts; true when all is sent. Counts what the socket has accepted.
-    pub(super) fn write(&self, fd: RawFd, sending: &mut TcpSend, count: impl Fn(usize)) -> io::Result<bool> {
+    /// Encrypts some of a send, and returns how many bytes.
+    pub(super) fn encrypt(&self, sending: &mut TcpSend) -> io::Result<usize> {
         let mut staged = Vec::new();
-        loop {
-            if !send(&mut self.state.lock().connection, fd, &count)? {
-                return Ok(false);
-            }
-            if sending.is_done() {
-                return Ok(true);
-            }
-            // The lock is not held while the payload is copied, so reads can go on.
-            let head = sending.stage(PIECE, &mut staged);
-            let pieces = [IoSlice::new(&sending.bytes[head]), IoSlice::new(&staged)];
-            let taken = self.state.lock().connection.writer().write_vectored(&pieces)?;
-            sending.advance(taken, &staged);
-        }
+        // The lock is not held while the payload is copied, so reads can go on.
+        let head = sending.stage(PIECE, &mut staged);
+        let pieces = [IoSlice::new(&sending.bytes[head]), IoSlice::new(&staged)];
+        let taken = self.state.lock().connection.writer().write_vectored(&pieces)?;
+        sending.advance(taken, &staged);
+        Ok(taken)
     }
 
-    /// Sends what TLS has buffered.
-    pub(super) fn flush(&self, fd: RawFd, count: impl Fn(usize)) {
-        // The next read or write reports an error.
-        let _ = send(&mut self.state.lock().connection, fd, &count);
+    /// Sends what TLS has buffered; true when the socket has accepted all of it.
+    pub(super) fn send(&self, fd: RawFd, count: impl Fn(usize)) -> io::Result<bool> {
+        send(&mut self.state.lock().connection, fd, &count)
     }
 
     /// Sends the closing alert, if the socket accepts it.

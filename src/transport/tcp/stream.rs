@@ -80,8 +80,8 @@ impl TcpSend {
         trailer
     }
 
-    /// Sends some of it, straight from its memory, and returns how many bytes.
-    pub(super) fn send(&mut self, fd: RawFd) -> io::Result<usize> {
+    /// Sends some of it, straight from its memory, and returns how many bytes: `most` of the payload at most.
+    pub(super) fn send(&mut self, fd: RawFd, most: usize) -> io::Result<usize> {
         let head = self.bytes.len();
         let end = head + self.payload_len();
         let n = if self.sum.is_some() && self.written >= end {
@@ -93,6 +93,7 @@ impl TcpSend {
             let mut outgoing = WriteRequest {
                 bytes: &self.bytes[self.written.min(head)..],
                 payload: self.payload.as_ref().map(|slice| (slice, skip)),
+                most,
                 tail: self.sum.is_none().then_some([GONE, WHOLE]),
                 valid: self.valid,
                 sum: self.sum,

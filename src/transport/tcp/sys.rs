@@ -22,6 +22,8 @@ fn piece(bytes: &[u8]) -> IoVec {
 pub(super) struct WriteRequest<'a> {
     pub bytes: &'a [u8],
     pub payload: Option<(&'a Slice, usize)>,
+    /// How many bytes of the payload to send at most; one or more.
+    pub most: usize,
     /// The byte behind a payload whose memory was gone, and behind a whole one; `None` if something else follows.
     pub tail: Option<[u8; 2]>,
     /// Becomes false when the payload's memory is gone; then zeros are sent in its place.
@@ -32,7 +34,7 @@ pub(super) struct WriteRequest<'a> {
 
 impl<'a> WriteRequest<'a> {
     pub(super) fn plain(bytes: &'a [u8]) -> WriteRequest<'a> {
-        WriteRequest { bytes, payload: None, tail: None, valid: true, sum: None }
+        WriteRequest { bytes, payload: None, most: usize::MAX, tail: None, valid: true, sum: None }
     }
 }
 
@@ -51,12 +53,15 @@ pub(super) fn send(fd: RawFd, outgoing: &mut WriteRequest<'_>) -> io::Result<usi
     // Held during the system call: the memory can't be revoked meanwhile.
     let access = if outgoing.valid { slice.read_access() } else { None };
     outgoing.valid = access.is_some();
+    let now = left.min(outgoing.most);
     let mut covered = 0;
     if let Some(access) = &access {
-        covered = access.pieces(skip, MAX_PIECES, &mut pieces);
+        let head = pieces.len();
+        pieces.extend(access.range(skip, now).take(MAX_PIECES - head));
+        covered = pieces[head..].iter().map(|piece| piece.iov_len).sum();
     } else {
-        while covered < left && pieces.len() < MAX_PIECES {
-            let zeros = &ZEROS[..ZEROS.len().min(left - covered)];
+        while covered < now && pieces.len() < MAX_PIECES {
+            let zeros = &ZEROS[..ZEROS.len().min(now - covered)];
             covered += zeros.len();
             pieces.push(piece(zeros));
         }
