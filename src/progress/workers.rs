@@ -541,6 +541,36 @@ impl Drop for Blocking {
 mod tests {
     use super::*;
 
+    /// Else each of many threads would be needed once in a while, and none would end.
+    #[test]
+    fn thread_that_became_idle_last_runs_the_next_job() {
+        const THREADS: usize = 3;
+        let pool = Workers::new("test", THREADS);
+        let push = |work: Box<dyn FnOnce() + Send>| pool.push(Job { engine: 0, work: Some(JobKind::Run(work)) });
+        let all_are_idle = || {
+            let end = Instant::now() + Duration::from_secs(10);
+            while pool.dump().idle < THREADS as u64 {
+                assert!(Instant::now() < end, "{:?}", pool.dump());
+                std::thread::yield_now();
+            }
+        };
+        let barrier = Arc::new(std::sync::Barrier::new(THREADS));
+        for _ in 0..THREADS {
+            let barrier = barrier.clone();
+            push(Box::new(move || drop(barrier.wait())));
+        }
+        let mut last = None;
+        for _ in 0..20 {
+            all_are_idle();
+            let (sender, receiver) = std::sync::mpsc::channel();
+            push(Box::new(move || sender.send(std::thread::current().id()).unwrap()));
+            let ran = receiver.recv_timeout(Duration::from_secs(10)).unwrap();
+            assert_eq!(*last.get_or_insert(ran), ran);
+        }
+        pool.stop();
+        assert_eq!(pool.dump().alive, 0);
+    }
+
     #[test]
     fn class_is_trusted_after_many_quick_jobs_and_again_after_very_many() {
         let class = HandlerClass::default();

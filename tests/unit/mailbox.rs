@@ -104,6 +104,48 @@ fn words() -> impl Iterator<Item = u64> {
     [0].into_iter().chain((0..2 * (CLASSES.len() + 1)).map(one)).flat_map(|word| [word, !word])
 }
 
+/// A frame behind a payload may be a request: a turn ends there, and what is behind it does not make it wait.
+#[test]
+fn turn_ends_behind_a_frame_that_follows_a_payload() {
+    let nonce = 1;
+    let ends = ends(&nonce);
+    let (mut outbox, mut inbox) = (ShmOutbox::new(&ends[0], KernelCopyPolicy::Never), ShmInbox::new(&ends[1]));
+    const LEN: usize = 32 << 10;
+    let payload = || Some(Slice::whole(&Region::from_vec(vec![5; LEN])));
+    for payload in [payload(), None, payload()] {
+        let mut sending = outbox.begin(vec![1], payload);
+        assert!(matches!(outbox.write(&ends[0], &mut sending, || true), Ok(Written::All)));
+    }
+    let mut target = Target { lens: [LEN].into(), frames: 0 };
+    let mut turn = |target: &mut Target| inbox.turn(LinkKey(1), &ends[1], &mut vec![0; MAX_BODY], target, &mut |_| ()).unwrap();
+    assert_eq!((turn(&mut target), target.frames), (Turn::Something, 2));
+    target.lens.push_back(LEN);
+    assert_eq!((turn(&mut target), target.frames), (Turn::Something, 3));
+    assert_eq!(turn(&mut target), Turn::Nothing);
+}
+
+/// A sender looks whether something has arrived, and then has to be continued, though there is room.
+#[test]
+fn send_stops_for_what_has_arrived_and_can_continue_at_once() {
+    let nonce = 1;
+    let ends = ends(&nonce);
+    let mut outbox = ShmOutbox::new(&ends[0], KernelCopyPolicy::Never);
+    let asked = std::cell::Cell::new(0);
+    let mut sending = outbox.begin(vec![1], Some(Slice::whole(&Region::from_vec(vec![5; 100 << 10]))));
+    let stops = || {
+        asked.set(asked.get() + 1);
+        false
+    };
+    for stretch in 1..=3 {
+        assert!(matches!(outbox.write(&ends[0], &mut sending, stops), Ok(Written::Part)));
+        assert_eq!(asked.get(), stretch);
+        outbox.pending = Some(sending);
+        assert!(outbox.is_waiting() && outbox.can_continue(&ends[0]));
+        sending = outbox.pending.take().unwrap();
+    }
+    assert!(matches!(outbox.write(&ends[0], &mut sending, stops), Ok(Written::All)));
+}
+
 /// The peer's wish changes nothing about what it may read.
 #[test]
 fn memory_is_lent_only_by_the_policy_and_to_a_peer_that_may_read_it() {

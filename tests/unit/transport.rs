@@ -127,16 +127,29 @@ impl TcpRig {
         let poll = mio::Poll::new().unwrap();
         let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
         let transport = tcp(Reactor { registry: poll.registry().try_clone().unwrap(), waker, first_token: 1 });
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = Address::tcp(listener.local_addr().unwrap());
-        let link = Mutex::new(None);
-        transport.connect(LinkKey(1), &address, &|attached| *link.lock() = Some(attached)).unwrap();
-        let (peer, _) = listener.accept().unwrap();
-        let link = link.lock().take().unwrap();
+        let (link, peer) = TcpRig::dial(&*transport, 1);
         let mut rig = TcpRig { poll, transport, link, peer, counts: Counts::default() };
         rig.sleep_until("it is connected", |counts| counts.connected);
         assert!(rig.transport.park());
         rig
+    }
+
+    fn dial(transport: &dyn TransportDriver, key: u64) -> (Arc<dyn Link>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::tcp(listener.local_addr().unwrap());
+        let link = Mutex::new(None);
+        transport.connect(LinkKey(key), &address, &|attached| *link.lock() = Some(attached)).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        let link = link.lock().take().unwrap();
+        (link, peer)
+    }
+
+    /// Another link of the transport.
+    fn other(&mut self, key: u64) -> (Arc<dyn Link>, TcpStream) {
+        self.counts.connected = false;
+        let other = TcpRig::dial(&*self.transport, key);
+        self.sleep_until("it is connected", |counts| counts.connected);
+        other
     }
 
     /// Waits in the reactor, and handles its events; false when there were none.
@@ -181,12 +194,58 @@ impl TcpRig {
 
     /// The peer reads that.
     fn read_much(&self) -> std::thread::JoinHandle<()> {
+        self.read(MUCH)
+    }
+
+    fn read(&self, len: usize) -> std::thread::JoinHandle<()> {
         let mut peer = self.peer.try_clone().unwrap();
-        std::thread::spawn(move || peer.read_exact(&mut vec![0; MUCH]).unwrap())
+        std::thread::spawn(move || peer.read_exact(&mut vec![0; len]).unwrap())
     }
 }
 
 const MUCH: usize = 32 << 20;
+
+/// A link that moves bulk data takes turns beside one that brings something, and goes on at each poll, though the reactor reports
+/// nothing of it, and though more links are polled than are read without it.
+#[test]
+fn tcp_link_with_bulk_data_takes_turns_beside_one_that_brings_something() {
+    for others in [1, 6] {
+        let mut rig = TcpRig::new();
+        let mut others: Vec<_> = (0..others).map(|number| rig.other(2 + number)).collect();
+        // Alone, a link sends as much as the socket takes.
+        rig.send_much();
+        let reading = rig.read_much();
+        rig.poll_until("it is sent", |counts| counts.sent == 1);
+        reading.join().unwrap();
+        // One poll with bulk data, and one in which the others bring something.
+        let bulk = |rig: &TcpRig| assert!(matches!(rig.link.send(vec![0; 64 << 10], None), Sent::All(_)));
+        let reading = rig.read(2 * (64 << 10));
+        bulk(&rig);
+        rig.transport.poll(&mut rig.counts);
+        for (_, peer) in &mut others {
+            peer.write_all(&[1]).unwrap();
+        }
+        for (link, _) in &others {
+            assert!(matches!(link.send(vec![1], None), Sent::All(_)));
+        }
+        bulk(&rig);
+        let end = Instant::now() + Duration::from_secs(10);
+        while rig.counts.arrived < others.len() {
+            assert!(Instant::now() < end, "the others bring nothing");
+            rig.transport.poll(&mut rig.counts);
+            rig.sleep(Duration::ZERO);
+        }
+        reading.join().unwrap();
+        assert!(matches!(rig.link.send(vec![0; MUCH], None), Sent::AtNextPoll));
+        assert!(!rig.transport.park(), "the driver may sleep beside a send that no reactor reports");
+        let reading = rig.read_much();
+        rig.poll_until("the rest is sent", |counts| counts.sent == 2);
+        reading.join().unwrap();
+        assert!(rig.transport.park());
+        // When the others have been silent for a while, it is not kept from sending.
+        rig.send_much();
+    }
+}
 
 #[test]
 fn muted_tcp_link_is_polled_and_reported_again_once_it_is_parked() {

@@ -35,8 +35,8 @@ use session::Session;
 const MAX_POLLED: usize = 4;
 /// A polled socket that was empty so many times in a row is left to the reactor.
 const COOL_AFTER: u32 = 1024;
-/// So many bytes in a poll are bulk data. A link that brings something when another had that in the poll before makes all take turns,
-/// for so many polls: it may be used for small calls, which would wait for a millisecond's worth of bytes.
+/// So many bytes of a link in a poll are bulk data. When another link brings something beside them, all links take turns for so many
+/// polls: it may have small calls, which would wait for up to a megabyte each time.
 const BULK: usize = 16 << 10;
 const MIXED: u32 = 16;
 /// Connections that may wait to be accepted; the kernel may allow fewer. It ignores further ones, and their clients try again
@@ -258,9 +258,14 @@ impl Tcp {
         Ok(None)
     }
 
-    /// Reads a link.
+    /// Reads a link. If it brings something while another moves bulk data, all take turns from then on.
     fn receive(&self, link: &TcpLink, sink: &mut dyn Sink) -> ReadProgress {
-        link.receive(&mut self.scratch.lock(), sink)
+        let received = link.receive(&mut self.scratch.lock(), sink);
+        let bulk = self.shared.bulk.load(Ordering::Relaxed);
+        if received.any && bulk != 0 && bulk != link.token() {
+            self.shared.mixed.store(MIXED, Ordering::Relaxed);
+        }
+        received
     }
 
     fn activate(&self, link: &Arc<TcpLink>, more: bool) {
@@ -357,15 +362,12 @@ impl TransportDriver for Tcp {
             self.accept_retry.due().into_iter().for_each(|token| self.accept(token, sink));
         }
         let mut reads = smallvec::SmallVec::<[ReadProgress; MAX_POLLED]>::new();
-        let before = self.shared.bulk.load(Ordering::Relaxed);
-        let (mut bulk, mut mixed) = (0, self.shared.mixed.load(Ordering::Relaxed).saturating_sub(1));
+        self.shared.mixed.store(self.shared.mixed.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        let mut bulk = 0;
         for link in &links {
             any |= link.resume(sink);
             let received = self.receive(link, sink);
             any |= received.any || link.may_have_more();
-            if received.any && before != 0 && before != link.token() {
-                mixed = MIXED;
-            }
             if received.bytes + link.take_written() >= BULK {
                 bulk = if bulk == 0 { link.token() } else { usize::MAX };
             }
@@ -384,7 +386,6 @@ impl TransportDriver for Tcp {
             stays || !link.leave()
         });
         self.shared.bulk.store(bulk, Ordering::Relaxed);
-        self.shared.mixed.store(mixed, Ordering::Relaxed);
         if !polled.is_empty() {
             self.shared.busy.store(true, Ordering::Release);
         }
