@@ -251,16 +251,6 @@ impl Core {
         collect(self, &mut proto, next);
     }
 
-    /// Makes a step, and leaves what follows for the driver's next poll.
-    fn leave_to_driver(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
-        {
-            let mut proto = self.proto.lock();
-            step(&mut proto);
-            self.leave_unsent(false);
-        }
-        self.wake();
-    }
-
     /// Wakes the driver, if it sleeps.
     pub(super) fn wake(&self) {
         if self.driver_lock.is_parked() {
@@ -499,9 +489,16 @@ impl Core {
                 }
                 match carrier.send(bytes, payload) {
                     Sent::All(buffer) if next.sent >= TURN => {
-                        self.leave_to_driver(|proto| proto.handle_sent(link, buffer, false));
+                        {
+                            let mut proto = self.proto.lock();
+                            proto.handle_sent(link, buffer, false);
+                            self.leave_unsent(false);
+                        }
+                        self.wake();
                     }
-                    Sent::AtNextPoll => self.leave_to_driver(|_| ()),
+                    // The driver looks at its transports before it sleeps, and another thread may be too late for that.
+                    Sent::AtNextPoll if !self.is_driving() => self.ring(),
+                    Sent::AtNextPoll => {}
                     Sent::All(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, false)),
                     Sent::Lent(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, true)),
                     Sent::Later => {}

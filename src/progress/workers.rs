@@ -380,7 +380,7 @@ impl Workers {
         if woken.is_none() {
             self.spawn_if_needed(&mut state);
         }
-        // The thread would wait for the lock.
+        // Unlocked first: the woken thread would else wait for the lock.
         drop(state);
         if let Some(thread) = woken {
             thread.wake();
@@ -439,10 +439,10 @@ impl Workers {
             }
         }
         state.alive -= 1;
-        // It may have been woken for a job, and be one too many now.
-        self.engage(state);
         self.ended.notify_all();
         CURRENT_POOL.set(None);
+        // It may have been woken for a job, and be one too many now.
+        self.engage(state);
     }
 
     pub(super) fn dump(&self) -> ThreadsDump {

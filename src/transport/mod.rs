@@ -60,7 +60,7 @@ pub(crate) enum Sent {
     Lent(Vec<u8>),
     /// There is no room now: the driver sends the rest, and [`Sink::sent`] reports it. Until then no other send may begin.
     Later,
-    /// As `Later`, and there is room: the driver goes on at its next poll, which must come soon.
+    /// As `Later`, but the sender has had its turn, and there may be room: only a poll goes on, so the driver must not sleep before.
     AtNextPoll,
     /// The link is broken: [`Sink::closed`] follows, after what has arrived is read.
     Failed(io::Error),

@@ -205,6 +205,29 @@ impl TcpRig {
 
 const MUCH: usize = 32 << 20;
 
+/// Has the link move bulk data while `others` bring something: from then on they take turns.
+fn mix(rig: &mut TcpRig, others: &mut [(Arc<dyn Link>, TcpStream)]) {
+    let bulk = |rig: &TcpRig| assert!(matches!(rig.link.send(vec![0; 64 << 10], None), Sent::All(_)));
+    let before = rig.counts.arrived;
+    let reading = rig.read(2 * (64 << 10));
+    bulk(rig);
+    rig.transport.poll(&mut rig.counts);
+    for (_, peer) in &mut *others {
+        peer.write_all(&[1]).unwrap();
+    }
+    for (link, _) in &*others {
+        assert!(matches!(link.send(vec![1], None), Sent::All(_)));
+    }
+    bulk(rig);
+    let end = Instant::now() + Duration::from_secs(10);
+    while rig.counts.arrived < before + others.len() {
+        assert!(Instant::now() < end, "the others bring nothing");
+        rig.transport.poll(&mut rig.counts);
+        rig.sleep(Duration::ZERO);
+    }
+    reading.join().unwrap();
+}
+
 /// A link that moves bulk data takes turns beside one that brings something, and goes on at each poll, though the reactor reports
 /// nothing of it, and though more links are polled than are read without it.
 #[test]
@@ -217,25 +240,7 @@ fn tcp_link_with_bulk_data_takes_turns_beside_one_that_brings_something() {
         let reading = rig.read_much();
         rig.poll_until("it is sent", |counts| counts.sent == 1);
         reading.join().unwrap();
-        // One poll with bulk data, and one in which the others bring something.
-        let bulk = |rig: &TcpRig| assert!(matches!(rig.link.send(vec![0; 64 << 10], None), Sent::All(_)));
-        let reading = rig.read(2 * (64 << 10));
-        bulk(&rig);
-        rig.transport.poll(&mut rig.counts);
-        for (_, peer) in &mut others {
-            peer.write_all(&[1]).unwrap();
-        }
-        for (link, _) in &others {
-            assert!(matches!(link.send(vec![1], None), Sent::All(_)));
-        }
-        bulk(&rig);
-        let end = Instant::now() + Duration::from_secs(10);
-        while rig.counts.arrived < others.len() {
-            assert!(Instant::now() < end, "the others bring nothing");
-            rig.transport.poll(&mut rig.counts);
-            rig.sleep(Duration::ZERO);
-        }
-        reading.join().unwrap();
+        mix(&mut rig, &mut others);
         assert!(matches!(rig.link.send(vec![0; MUCH], None), Sent::AtNextPoll));
         assert!(!rig.transport.park(), "the driver may sleep beside a send that no reactor reports");
         let reading = rig.read_much();
@@ -244,6 +249,30 @@ fn tcp_link_with_bulk_data_takes_turns_beside_one_that_brings_something() {
         assert!(rig.transport.park());
         // When the others have been silent for a while, it is not kept from sending.
         rig.send_much();
+    }
+}
+
+/// A send that has stopped for others blocks at a later poll: the reactor then reports that it can go on, also where it was told not to
+/// before.
+#[test]
+fn tcp_link_that_has_stopped_and_then_blocks_goes_on_by_the_reactor() {
+    for muted in [false, true] {
+        let mut rig = TcpRig::new();
+        let mut others = [rig.other(2)];
+        if muted {
+            rig.ask_muted();
+            assert!(rig.transport.park());
+        }
+        mix(&mut rig, &mut others);
+        assert!(matches!(rig.link.send(vec![0; MUCH], None), Sent::AtNextPoll));
+        let end = Instant::now() + Duration::from_secs(10);
+        while !rig.transport.park() {
+            assert!(Instant::now() < end, "the socket takes all of it");
+            rig.transport.poll(&mut rig.counts);
+        }
+        let reading = rig.read_much();
+        rig.sleep_until("the rest is sent", |counts| counts.sent == 1);
+        reading.join().unwrap();
     }
 }
 

@@ -50,10 +50,10 @@ pub(super) struct ShmLink {
     final_position: OnceLock<u64>,
     /// The handshake is over.
     opened: AtomicBool,
-    /// The outbox waits for the peer: for room, or for the end of a loan.
+    /// The outbox waits for the peer, for room or for the end of a loan, or for the driver.
     waiting: AtomicBool,
     outbox: Mutex<Option<ShmOutbox>>,
-    /// Used by the driver only.
+    /// Used by the driver; other threads only look whether something has arrived.
     inbox: Mutex<Option<ShmInbox>>,
 }
 
@@ -346,9 +346,9 @@ impl ShmLink {
         any
     }
 
-    /// Nothing has arrived that waits for the driver. It may be the driver that asks, while it reads.
+    /// Nothing has arrived that waits for the driver. While the driver reads, that is no reason to stop sending.
     fn has_no_arrivals(&self) -> bool {
-        self.inbox.try_lock().is_some_and(|inbox| !inbox.as_ref().is_some_and(ShmInbox::has_work))
+        !self.inbox.try_lock().is_some_and(|inbox| inbox.as_ref().is_some_and(ShmInbox::has_work))
     }
 
     fn note_waiting(&self, connection: &Connection, outbox: &ShmOutbox) {

@@ -40,7 +40,8 @@ const STEP: usize = 128 << 10;
 /// Records read in one turn, and bytes of frames in them, so that other links get their turns.
 const RECORDS: usize = 64;
 const FRAMES: usize = 32 << 10;
-/// Bytes of a payload that are written before the sender looks whether something has arrived.
+/// Bytes of a payload that are written before the sender looks whether something has arrived; and that are read before a turn ends
+/// behind a frame.
 const STRETCH: usize = 32 << 10;
 
 pub(super) struct ShmOutbox {
@@ -92,7 +93,7 @@ pub(super) enum Written {
     All,
     /// All is written, and the payload is on loan.
     Lent,
-    /// There is no room for the rest.
+    /// There is no room for the rest, or the sender has stopped for what has arrived.
     Part,
 }
 
@@ -167,6 +168,7 @@ impl ShmOutbox {
         if sending.covered == 0 {
             (sending.lends, sending.path) = self.way(connection, payload.len);
         }
+        let end = sending.covered + STRETCH;
         while sending.covered < payload.len {
             let Some(access) = payload.read_access() else {
                 if !self.has_room(0)? {
@@ -177,7 +179,7 @@ impl ShmOutbox {
             };
             let done = match self.lend(connection, &access, &payload, sending)? {
                 Some(done) => done,
-                None => self.copy(&access, &payload, sending)?,
+                None => self.copy(&access, &payload, sending, end)?,
             };
             if !done {
                 return Ok(Written::Part);
@@ -241,9 +243,14 @@ impl ShmOutbox {
         Ok(Some(true))
     }
 
-    /// Copies pieces into the ring: all of the payload, unless the next may be lent. False: there is no room.
-    fn copy(&mut self, access: &ReadAccess<'_>, payload: &Slice, sending: &mut ShmSend) -> Result<bool, ProtocolViolation> {
-        let end = sending.covered + STRETCH;
+    /// Copies pieces into the ring up to this offset, unless the next may be lent. False: there is no room, or this is the end.
+    fn copy(
+        &mut self,
+        access: &ReadAccess<'_>,
+        payload: &Slice,
+        sending: &mut ShmSend,
+        end: usize,
+    ) -> Result<bool, ProtocolViolation> {
         loop {
             let (skip, now) = (sending.covered, PIECE.min(payload.len - sending.covered));
             if !self.has_room(now)? || skip >= end {
@@ -451,7 +458,7 @@ impl ShmInbox {
             }
             *(if is_payload { &mut payloads } else { &mut frames }) += record.len;
             // A frame behind a payload may be a request, and does not wait for the payloads behind it.
-            if frames >= FRAMES || payloads > 0 && !is_payload {
+            if frames >= FRAMES || payloads >= STRETCH && record.kind == RecordKind::Bytes {
                 break;
             }
         }

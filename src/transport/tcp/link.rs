@@ -149,7 +149,8 @@ impl TcpLink {
         self.polled.load(Ordering::Relaxed)
     }
 
-    /// A poll has brought something, or not; returns how many in a row have brought nothing.
+    /// A poll has brought something, or the link is polled from now on; or a poll has brought nothing. Returns how many in a row have
+    /// brought nothing.
     pub(super) fn note_poll(&self, any: bool) -> u32 {
         let empty = if any { 0 } else { self.empty.load(Ordering::Relaxed).saturating_add(1) };
         self.empty.store(empty, Ordering::Relaxed);
@@ -217,7 +218,7 @@ impl TcpLink {
                 return Ok(Written::Stopped);
             }
             let written = match &self.session {
-                Some(session) => session.encrypt(sending),
+                Some(session) => session.encrypt(sending, left),
                 None => sending.send(self.fd, left).inspect(|n| self.count(*n)),
             };
             match written {
@@ -245,7 +246,13 @@ impl TcpLink {
                 sink.sent(self.key, sending.bytes, false);
                 true
             }
-            Ok(Written::Blocked | Written::Stopped) => {
+            Ok(written) => {
+                // It may have stopped when it began, and block only now.
+                if matches!(written, Written::Blocked)
+                    && let Err(error) = self.report(&mut pending)
+                {
+                    self.abandon(error);
+                }
                 pending.send = Some(sending);
                 false
             }

@@ -35,7 +35,7 @@ use session::Session;
 const MAX_POLLED: usize = 4;
 /// A polled socket that was empty so many times in a row is left to the reactor.
 const COOL_AFTER: u32 = 1024;
-/// So many bytes of a link in a poll are bulk data. When another link brings something beside them, all links take turns for so many
+/// So many bytes of a link in a poll are bulk data. When another link brings less beside them, all links take turns for so many
 /// polls: it may have small calls, which would wait for up to a megabyte each time.
 const BULK: usize = 16 << 10;
 const MIXED: u32 = 16;
@@ -258,11 +258,11 @@ impl Tcp {
         Ok(None)
     }
 
-    /// Reads a link. If it brings something while another moves bulk data, all take turns from then on.
+    /// Reads a link. If it brings a little while another moves bulk data, all take turns from then on.
     fn receive(&self, link: &TcpLink, sink: &mut dyn Sink) -> ReadProgress {
         let received = link.receive(&mut self.scratch.lock(), sink);
         let bulk = self.shared.bulk.load(Ordering::Relaxed);
-        if received.any && bulk != 0 && bulk != link.token() {
+        if received.any && received.bytes < BULK && bulk != 0 && bulk != link.token() {
             self.shared.mixed.store(MIXED, Ordering::Relaxed);
         }
         received

@@ -22,7 +22,7 @@ impl Session {
         match *self {}
     }
 
-    pub(super) fn encrypt(&self, _: &mut TcpSend) -> io::Result<usize> {
+    pub(super) fn encrypt(&self, _: &mut TcpSend, _: usize) -> io::Result<usize> {
         match *self {}
     }
 

@@ -14,7 +14,7 @@ use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
 use super::super::{Unauthorized, closed_by_peer};
-use super::stream::TcpSend;
+use super::stream::{MAX_TRAILER, TcpSend};
 use super::sys;
 use crate::tls::{INSIDE, Tls};
 use crate::{Error, Result};
@@ -185,11 +185,11 @@ impl Session {
         }
     }
 
-    /// Encrypts some of a send, and returns how many bytes.
-    pub(super) fn encrypt(&self, sending: &mut TcpSend) -> io::Result<usize> {
+    /// Encrypts some of a send, about `most` bytes at most, and returns how many.
+    pub(super) fn encrypt(&self, sending: &mut TcpSend, most: usize) -> io::Result<usize> {
         let mut staged = Vec::new();
         // The lock is not held while the payload is copied, so reads can go on.
-        let head = sending.stage(PIECE, &mut staged);
+        let head = sending.stage(most.clamp(MAX_TRAILER, PIECE), &mut staged);
         let pieces = [IoSlice::new(&sending.bytes[head]), IoSlice::new(&staged)];
         let taken = self.state.lock().connection.writer().write_vectored(&pieces)?;
         sending.advance(taken, &staged);

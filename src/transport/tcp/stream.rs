@@ -28,7 +28,7 @@ pub(super) const COVERED: u8 = 0x5a;
 pub(super) const COVERED_GONE: u8 = 0xa5;
 
 #[cfg(feature = "tls")]
-const MAX_TRAILER: usize = 5;
+pub(super) const MAX_TRAILER: usize = 5;
 
 /// The checksum to send, from that of the payload (0 if its memory was gone) and the byte behind it.
 fn sum_behind(payload: u32, state: u8) -> u32 {
@@ -80,7 +80,7 @@ impl TcpSend {
         trailer
     }
 
-    /// Sends some of it, straight from its memory, and returns how many bytes: `most` of the payload at most.
+    /// Sends some of it, straight from its memory, and returns how many bytes: `most` and the trailer at most.
     pub(super) fn send(&mut self, fd: RawFd, most: usize) -> io::Result<usize> {
         let head = self.bytes.len();
         let end = head + self.payload_len();
@@ -90,10 +90,16 @@ impl TcpSend {
         } else {
             // If only the last byte is missing, this covers no byte of the payload.
             let skip = self.written.saturating_sub(head);
+            let bytes = &self.bytes[self.written.min(head)..];
+            if bytes.len() >= most {
+                let n = sys::send(fd, &mut WriteRequest::plain(&bytes[..most]))?;
+                self.written += n;
+                return Ok(n);
+            }
             let mut outgoing = WriteRequest {
-                bytes: &self.bytes[self.written.min(head)..],
+                bytes,
                 payload: self.payload.as_ref().map(|slice| (slice, skip)),
-                most,
+                most: most - bytes.len(),
                 tail: self.sum.is_none().then_some([GONE, WHOLE]),
                 valid: self.valid,
                 sum: self.sum,

@@ -70,9 +70,9 @@ pub(super) fn send(fd: RawFd, outgoing: &mut WriteRequest<'_>) -> io::Result<usi
     let mut flags = libc::MSG_NOSIGNAL;
     match &tail {
         Some(tail) if covered == left => pieces.push(piece(tail)),
-        // The trailer follows in a call of its own.
-        None => flags |= libc::MSG_MORE,
-        Some(_) => {}
+        // The rest follows at once; the trailer in a call of its own.
+        None if now == left => flags |= libc::MSG_MORE,
+        _ => {}
     }
     // SAFETY: an all-zero `msghdr` is a valid value of it.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };

@@ -336,7 +336,7 @@ pub fn ring(bytes: &[u8]) {
             Event::Send { .. } | Event::Resume => {
                 let _ = (outbox.can_continue(&connection), outbox.loans.sweep(&connection));
                 if let Some((mut now, region)) = sending.take() {
-                    match outbox.write(&connection, &mut now, || true) {
+                    match outbox.write(&connection, &mut now, || adversary.during == 0) {
                         Ok(Written::All | Written::Lent) => {}
                         Ok(Written::Part) => sending = Some((now, region)),
                         Err(_) => break,

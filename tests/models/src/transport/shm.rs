@@ -91,7 +91,7 @@ impl End {
     /// Like a link's send; false when the rest has to wait.
     pub(crate) fn send(&mut self, bytes: Vec<u8>, payload: Option<Slice>) -> bool {
         let mut sending = self.outbox.begin(bytes, payload);
-        let written = self.outbox.write(&self.connection, &mut sending, || true).unwrap();
+        let written = self.outbox.write(&self.connection, &mut sending, || false).unwrap();
         if let Written::Part = written {
             self.outbox.pending = Some(sending);
         }
@@ -118,7 +118,7 @@ impl End {
         self.received.returned += returned;
         let mut any = returned > 0;
         if let Some(mut sending) = self.outbox.pending.take() {
-            match self.outbox.write(&self.connection, &mut sending, || true).unwrap() {
+            match self.outbox.write(&self.connection, &mut sending, || false).unwrap() {
                 Written::Part => self.outbox.pending = Some(sending),
                 Written::All | Written::Lent => any = true,
             }
