@@ -557,7 +557,7 @@ mod tests {
         let barrier = Arc::new(std::sync::Barrier::new(THREADS));
         for _ in 0..THREADS {
             let barrier = barrier.clone();
-            push(Box::new(move || drop(barrier.wait())));
+            push(Box::new(move || _ = barrier.wait()));
         }
         let mut last = None;
         for _ in 0..20 {

@@ -66,7 +66,7 @@ struct PendingSend {
 }
 
 /// How far a write got.
-enum Written {
+enum TcpWritten {
     All,
     /// The socket accepts no more.
     Blocked,
@@ -200,7 +200,7 @@ impl TcpLink {
     }
 
     /// Writes what the socket accepts; beside others that bring something, as much as a turn allows.
-    fn write(&self, sending: &mut TcpSend) -> io::Result<Written> {
+    fn write(&self, sending: &mut TcpSend) -> io::Result<TcpWritten> {
         let mut left = if self.shared.is_mixed() { MAX_WRITTEN_BESIDE_OTHERS } else { usize::MAX };
         self.stopped.store(false, Ordering::Relaxed);
         loop {
@@ -208,14 +208,14 @@ impl TcpLink {
             if let Some(session) = &self.session
                 && !session.send(self.fd, |n| self.count(n))?
             {
-                return Ok(Written::Blocked);
+                return Ok(TcpWritten::Blocked);
             }
             if sending.is_done() {
-                return Ok(Written::All);
+                return Ok(TcpWritten::All);
             }
             if left == 0 {
                 self.stopped.store(true, Ordering::Relaxed);
-                return Ok(Written::Stopped);
+                return Ok(TcpWritten::Stopped);
             }
             let written = match &self.session {
                 Some(session) => session.encrypt(sending, left),
@@ -223,7 +223,7 @@ impl TcpLink {
             };
             match written {
                 Ok(n) => left = left.saturating_sub(n),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Written::Blocked),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(TcpWritten::Blocked),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -241,14 +241,14 @@ impl TcpLink {
             return false;
         };
         match self.write(&mut sending) {
-            Ok(Written::All) => {
+            Ok(TcpWritten::All) => {
                 drop(pending);
                 sink.sent(self.key, sending.bytes, false);
                 true
             }
             Ok(written) => {
                 // It may have stopped when it began, and block only now.
-                if matches!(written, Written::Blocked)
+                if matches!(written, TcpWritten::Blocked)
                     && let Err(error) = self.report(&mut pending)
                 {
                     self.abandon(error);
@@ -398,8 +398,8 @@ impl Link for TcpLink {
         let mut pending = self.sending.lock();
         let mut sending = TcpSend::new(bytes, payload, self.covered.load(Ordering::Relaxed));
         match self.write(&mut sending) {
-            Ok(Written::All) => Sent::All(sending.bytes),
-            Ok(Written::Blocked) => {
+            Ok(TcpWritten::All) => Sent::All(sending.bytes),
+            Ok(TcpWritten::Blocked) => {
                 // Where that fails, the link ends, and the send with it.
                 if let Err(error) = self.report(&mut pending) {
                     self.abandon(error);
@@ -407,7 +407,7 @@ impl Link for TcpLink {
                 pending.send = Some(sending);
                 Sent::Later
             }
-            Ok(Written::Stopped) => {
+            Ok(TcpWritten::Stopped) => {
                 pending.send = Some(sending);
                 self.shared.mark_pending(self.token);
                 Sent::AtNextPoll
