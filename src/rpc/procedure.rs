@@ -37,7 +37,8 @@ pub struct Procedure<A: ?Sized, R> {
 
 impl Engine {
     /// A remote procedure to call: its name, and the types of its arguments and of its result. Cheap to make and to clone; the
-    /// engine keeps what it has learned of the types. [`Engine::define`] lists the types that can be sent.
+    /// engine keeps what it has learned of the types as long as it lives, some 2 kB for each name. So what differs from call to
+    /// call, such as a key, belongs into the arguments. [`Engine::define`] lists the types that can be sent.
     pub fn procedure<A: ?Sized, R>(&self, name: &str) -> Procedure<A, R> {
         let shared = self.shared();
         let info = if shared.core.is_forked() {
