@@ -9,10 +9,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
 
 use super::exposure_state::{ExposureState, LeaseGuard};
-use super::mode::{BulkMode, ExposeMode};
+use super::mode::BulkMode;
 use super::wire::{Behind, BulkFields, EncodedBulk, Piece};
 use crate::engine::{AddressTexts, DecodeContext, EncodeContext, Origin, RemoteLease, StaleFlag};
-use crate::memory::{ReadElement, Region, Slice};
+use crate::memory::{ReadElement, Slice};
 use crate::progress::{LeaseKeepAlive, RemoteKeys};
 use crate::text::any_from_hex;
 use crate::{Error, Result};
@@ -84,17 +84,17 @@ impl EagerCopy {
 impl Bulk {
     pub(super) fn exposed(
         token: u128,
-        region: &Arc<Region>,
-        access: ExposeMode,
+        (len, segments): (u64, u32),
+        mode: BulkMode,
         origin: Arc<Origin>,
         exposure_state: &Arc<ExposureState>,
     ) -> Bulk {
         Bulk {
             token,
             offset: 0,
-            len: region.len() as u64,
-            mode: access.mode(),
-            segments: region.segment_count() as u32,
+            len,
+            mode,
+            segments,
             origin,
             lease_source: LeaseSource::Own(exposure_state.clone()),
             copy: None,

@@ -9,7 +9,7 @@ use super::descriptor::{Bulk, byte_range};
 use super::exposure_state::{ExposureState, Released, Visibility};
 use super::grant::Grant;
 use super::mode::{BulkMode, ExposeMode};
-use crate::engine::{Endpoint, Engine, EngineShared};
+use crate::engine::{Endpoint, Engine, EngineShared, Origin};
 use crate::memory::{Buffer, BufferView, Element, ReadElement, ReadOnly, Region, RegionBuffer, Slice, Writable, WritableBuffer};
 use crate::progress::error_of;
 use crate::{Address, Error, Result};
@@ -86,8 +86,12 @@ impl<B: Buffer> Drop for BufferGuard<B> {
 /// The registration of the memory with the protocol and with devices.
 pub(super) struct Exposure {
     shared: Arc<EngineShared>,
-    bulk: Bulk,
     state: Arc<ExposureState>,
+    origin: Arc<Origin>,
+    token: u128,
+    len: u64,
+    segments: u32,
+    access: ExposeMode,
     /// Its end was asked for: by `reclaim`, or as that of a scope. Peers that hold a bulk then are no reason for a warning.
     end_is_expected: bool,
 }
@@ -100,21 +104,23 @@ impl Exposure {
         let mode = access.mode().access();
         // A peer of the same host may map unrestricted memory, and read all of it until it is reclaimed.
         let unrestricted = mode.read && visibility == Visibility::Holders;
-        let memory = if unrestricted { Slice::unrestricted(region) } else { Slice::whole(region) };
         let exposed = shared.core.exec(|proto| {
             proto.admit_exposure()?;
             let token = proto.secret();
-            proto.expose(token, memory, mode, policy);
+            let memory = if unrestricted { Slice::unrestricted(region) } else { Slice::whole(region) };
+            proto.expose(token, memory, mode, &policy);
             Ok(token)
         });
         let token = exposed
             .map_err(|failure| error_of(failure, &shared.own_address(), "expose".to_owned(), "expose", Duration::ZERO, 0))?;
-        let bulk = Bulk::exposed(token, region, access, shared.origin(), &state);
-        Ok(Exposure { shared: shared.clone(), bulk, state, end_is_expected: false })
+        let (len, segments) = (region.len() as u64, region.segment_count() as u32);
+        let (shared, origin) = (shared.clone(), shared.origin());
+        Ok(Exposure { shared, state, origin, token, len, segments, access, end_is_expected: false })
     }
 
     pub(super) fn bulk(&self) -> Bulk {
-        self.bulk.clone()
+        let Exposure { state, origin, token, len, segments, access, .. } = self;
+        Bulk::exposed(*token, (*len, *segments), access.mode(), origin.clone(), state)
     }
 
     pub(super) fn expect_end(&mut self) {
@@ -125,8 +131,8 @@ impl Exposure {
 impl Drop for Exposure {
     fn drop(&mut self) {
         self.shared.core.exec_unless_forked(|proto| match self.end_is_expected {
-            true => proto.revoke(self.bulk.token),
-            false => proto.revoke_dropped(self.bulk.token),
+            true => proto.revoke(self.token),
+            false => proto.revoke_dropped(self.token),
         });
     }
 }
@@ -243,7 +249,7 @@ impl<B: Buffer, A> Exposed<B, A> {
 
     /// What peers may do with the memory.
     pub fn mode(&self) -> BulkMode {
-        self.exposure.bulk.mode()
+        self.exposure.access.mode()
     }
 
     /// The part of `len` bytes at `offset`, both in bytes, as a target or source of transfers.
@@ -356,7 +362,7 @@ impl<B: Buffer, A> Exposed<B, A> {
     /// moment when a call with the bulk was made until each holder has dropped it, or has disconnected. It is how to know that
     /// the receiver of a one-way call is done; see the example at [`Exposed`].
     pub fn released(&self) -> Released {
-        let owner = self.exposure.bulk.origin.addresses().first().cloned();
+        let owner = self.exposure.origin.addresses().first().cloned();
         Released::new(&self.exposure.state, &self.exposure.shared.core, owner.unwrap_or_else(Address::nowhere))
     }
 }

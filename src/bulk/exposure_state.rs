@@ -2,7 +2,7 @@
 //!
 //! Leases count the bulks that peers hold; [`Released`] waits until there are none.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -113,7 +113,7 @@ struct LeaseCount {
 struct LeaseCountState {
     held: usize,
     /// The wakers of the waiting tasks: one for each `Released`, by its number.
-    wakers: HashMap<u64, Waker>,
+    wakers: BTreeMap<u64, Waker>,
     next: u64,
 }
 

@@ -333,12 +333,12 @@ impl RemoteBulk {
         }
         let (result, ended) = match completion.take() {
             Some(OperationOutcome::Transferred(result, ended)) => (result, ended),
-            _ => (Err(Failure::Cancelled), None),
+            _ => (Err(Box::new(Failure::Cancelled)), None),
         };
         let result = result.map_err(|failure| {
             // An access that is in progress still belongs to the transfer.
             local.region.fence();
-            self.error(pull, len, failure)
+            self.error(pull, len, *failure)
         });
         (result, ended)
     }

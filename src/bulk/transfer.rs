@@ -227,7 +227,7 @@ impl<B: Buffer, L: TransferBuffer> Transfer<B, L> {
             TransferState::InProgress(completion, _) => completion,
         };
         let Some(OperationOutcome::Transferred(result, ended)) = completion.take() else { return None };
-        let result = result.map_err(|failure| self.remote.error(self.pull, self.len, failure));
+        let result = result.map_err(|failure| self.remote.error(self.pull, self.len, *failure));
         self.remote.note_end(&self.beginning, ended, &result);
         Some(result)
     }

@@ -13,20 +13,25 @@ use crate::{Address, Error, MessageSide, Result, Transport};
 /// A peer that can be called, or one provider of it. Cheap to clone; dropping it does not disconnect.
 ///
 /// Endpoints are equal when they belong to the same engine, and name the same provider of the same peer.
-#[derive(Clone)]
 pub struct Endpoint {
-    shared: Arc<EngineShared>,
+    /// Does not keep the engine alive.
+    engine: Engine,
     tag: Arc<PeerTag>,
     provider: u16,
 }
 
 impl Endpoint {
     pub(crate) fn new(shared: Arc<EngineShared>, tag: Arc<PeerTag>, provider: u16) -> Endpoint {
-        Endpoint { shared, tag, provider }
+        Endpoint { engine: Engine::from_shared(shared), tag, provider }
     }
 
     pub(crate) fn shared(&self) -> &Arc<EngineShared> {
-        &self.shared
+        self.engine.shared()
+    }
+
+    /// Its engine; the reference does not keep that alive.
+    pub(crate) fn of_engine(&self) -> &Engine {
+        &self.engine
     }
 
     pub(crate) fn peer(&self) -> PeerId {
@@ -61,18 +66,18 @@ impl Endpoint {
     /// The transport of the current connection; `None` while there is none. It can differ from the address's scheme: a tcp or
     /// verbs address of the same host may be reached through shared memory.
     pub fn transport(&self) -> Option<Transport> {
-        self.shared.core.scheme_of(self.connection()?)
+        self.shared().core.scheme_of(self.connection()?)
     }
 
     /// The link to the peer; a forked child has none.
     fn connection(&self) -> Option<LinkId> {
-        let core = &self.shared.core;
+        let core = &self.shared().core;
         if core.is_forked() { None } else { core.with_proto(|proto| proto.connection(self.tag.id)) }
     }
 
     /// The engine that this endpoint belongs to. The handle keeps it alive.
     pub fn engine(&self) -> Engine {
-        Engine::from_shared(self.shared.clone()).clone()
+        self.engine.clone()
     }
 
     /// Measures the time that the peer takes to answer: one round trip on the connection, through the peer's progress engine and
@@ -96,8 +101,8 @@ impl Endpoint {
     pub async fn ping_async(&self, timeout: Duration) -> Result<Duration> {
         let begin = Instant::now();
         let asked = self.start_asking(Question::Echo, "ping", timeout)?;
-        if !completed(&self.shared.core, &asked.completion, None).await {
-            self.shared.check_process(|| "ping".to_owned())?;
+        if !completed(&self.shared().core, &asked.completion, None).await {
+            self.shared().check_process(|| "ping".to_owned())?;
         }
         asked.result()?;
         Ok(begin.elapsed())
@@ -122,7 +127,7 @@ impl Endpoint {
                 Err(error) if !error.is_retryable() || Instant::now() + interval >= until => return Err(error),
                 Err(_) => {}
             }
-            self.shared.pause(interval);
+            self.shared().pause(interval);
             interval = (2 * interval).min(Duration::from_millis(250));
         }
     }
@@ -152,7 +157,7 @@ impl Endpoint {
     /// The endpoint stays valid: the next call connects again, to whichever engine is there. Memory that was exposed to this
     /// peer alone ([`Grant::only`](crate::Grant::only)) is out of its reach from then on, also when it comes back.
     pub fn forget(&self) {
-        self.shared.core.exec_unless_forked(|proto| proto.forget(self.tag.id));
+        self.shared().core.exec_unless_forked(|proto| proto.forget(self.tag.id));
     }
 
     /// Asks the peer to finalize itself. Returns when it has accepted, before it is finalized.
@@ -161,25 +166,25 @@ impl Endpoint {
     /// [`Error::AccessDenied`] where that is not allowed by
     /// [`EngineBuilder::remote_shutdown`](crate::EngineBuilder::remote_shutdown), and what any call may end with.
     pub fn shutdown(&self) -> Result<()> {
-        self.ask(Question::Shutdown, "remote shutdown", self.shared.config.default_timeout).map(drop)
+        self.ask(Question::Shutdown, "remote shutdown", self.shared().config.default_timeout).map(drop)
     }
 
     /// Asks the peer, and waits for the answer.
-    fn ask(&self, question: Question, what: &'static str, timeout: Duration) -> Result<Answer<EngineEnv>> {
+    fn ask(&self, question: Question, what: &'static str, timeout: Duration) -> Result<Box<Answer<EngineEnv>>> {
         let asked = self.start_asking(question, what, timeout)?;
-        if !asked.completion.wait(&self.shared.core, None) {
+        if !asked.completion.wait(&self.shared().core, None) {
             // This thread receives the answer, so it can't wait for it.
-            self.shared.check_may_wait(|| what.to_owned())?;
+            self.shared().check_may_wait(|| what.to_owned())?;
         }
         asked.result()
     }
 
     fn start_asking(&self, question: Question, what: &'static str, timeout: Duration) -> Result<AskedPeer<'_>> {
-        self.shared.check(what)?;
+        self.shared().check(what)?;
         let completion = OwnCompletion::new();
         let now = Instant::now();
         let deadline = deadline(now, timeout);
-        let started = self.shared.core.exec(|proto| proto.ask(self.tag.id, question, deadline, completion.clone(), now));
+        let started = self.shared().core.exec(|proto| proto.ask(self.tag.id, question, deadline, completion.clone(), now));
         match started {
             Ok(call) => Ok(AskedPeer { endpoint: self, what, timeout, completion, call }),
             Err(failure) => Err(self.error(failure, what, timeout)),
@@ -201,10 +206,10 @@ struct AskedPeer<'a> {
 }
 
 impl AskedPeer<'_> {
-    fn result(&self) -> Result<Answer<EngineEnv>> {
+    fn result(&self) -> Result<Box<Answer<EngineEnv>>> {
         let failure = match self.completion.take() {
             Some(OperationOutcome::Answered(Ok(answer), _)) => return Ok(answer),
-            Some(OperationOutcome::Answered(Err(failure), _)) => failure,
+            Some(OperationOutcome::Answered(Err(failure), _)) => *failure,
             _ => Failure::Finalized,
         };
         Err(self.endpoint.error(failure, self.what, self.timeout))
@@ -214,13 +219,20 @@ impl AskedPeer<'_> {
 impl Drop for AskedPeer<'_> {
     fn drop(&mut self) {
         if !self.completion.is_ready() {
-            self.endpoint.shared.core.exec_unless_forked(|proto| proto.abandon_call(self.call, Failure::Cancelled));
+            self.endpoint.shared().core.exec_unless_forked(|proto| proto.abandon_call(self.call, Failure::Cancelled));
         }
     }
 }
 
 /// How long one ping of [`Endpoint::wait_ready`] may take: an engine may be restarted while the old one does not answer.
 const LONGEST_PING: Duration = Duration::from_secs(1);
+
+impl Clone for Endpoint {
+    fn clone(&self) -> Endpoint {
+        // Not a clone of the handle, which would keep the engine alive.
+        Endpoint::new(self.shared().clone(), self.tag.clone(), self.provider)
+    }
+}
 
 impl AsRef<Endpoint> for Endpoint {
     fn as_ref(&self) -> &Endpoint {
@@ -230,7 +242,7 @@ impl AsRef<Endpoint> for Endpoint {
 
 impl PartialEq for Endpoint {
     fn eq(&self, other: &Endpoint) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared) && self.tag.id == other.tag.id && self.provider == other.provider
+        self.engine == other.engine && self.tag.id == other.tag.id && self.provider == other.provider
     }
 }
 

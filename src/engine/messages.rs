@@ -2,9 +2,13 @@
 //!
 //! A bulk that is encoded for a peer leaves a lease with the sender, until the peer no longer holds the bulk. Serde has no
 //! parameter for a context, so thread-locals hold the engine that encodes or decodes, and the peer.
+//!
+//! What each message passes through is kept small, or stays where it is: a value that is moved right after it was written is loaded in
+//! other pieces than it was stored in, and processors wait until such stores have reached the cache.
 
-use std::cell::RefCell;
-use std::mem;
+use std::cell::{Cell, RefCell};
+use std::mem::{self, ManuallyDrop};
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -41,13 +45,17 @@ impl Unencodable {
     }
 }
 
-/// The leases of the bulks in a message that was encoded, and the shape to declare.
-pub(crate) type Encoding<'a> = Result<(Vec<LeaseKeepAlive>, Declared<'a>), Unencodable>;
+/// The shape to declare with a message that was encoded.
+pub(crate) type Encoding<'a> = Result<Declared<'a>, Box<Unencodable>>;
 
-/// Encodes a value for a peer at the end of `out`.
+/// As [`encode_message`], of a value of any type.
+pub(crate) type EncodeMessage<'f, 'a> = &'f mut dyn FnMut(&mut Vec<u8>, &mut Vec<LeaseKeepAlive>) -> Encoding<'a>;
+
+/// Encodes a value for a peer at the end of `out`. The leases of the bulks in it come into `leases`, which is empty before.
 pub(crate) fn encode_message<'a, T: Serialize + ?Sized>(
     value: &T,
     out: &mut Vec<u8>,
+    leases: &mut Vec<LeaseKeepAlive>,
     shared: &EngineShared,
     knowledge: &'a Knowledge,
 ) -> Encoding<'a> {
@@ -56,26 +64,23 @@ pub(crate) fn encode_message<'a, T: Serialize + ?Sized>(
         reuse_memory(out, long);
     }
     let (start, numbers) = (out.len(), &shared.procedures.numbers);
-    let (encoded, mut context) = encoding(shared, || knowledge.encode(value, out, numbers));
-    let declared = match encoded {
-        Ok(Encoded::As(declared)) => Ok(declared),
-        Ok(Encoded::Unlike) => {
-            out.truncate(start);
-            let declared;
-            (declared, context) = encoding(shared, || knowledge.encode_alone(value, out, numbers));
-            declared.map(Declared::Latest)
-        }
-        Err(fault) => Err(fault),
-    };
+    let mut declared = encoding(shared, leases, || knowledge.encode(value, out, numbers))?;
+    if let Ok(Encoded::Unlike) = declared {
+        out.truncate(start);
+        // Held until there are others: a bulk that is being sent is not released meanwhile.
+        let _first = mem::take(leases);
+        declared = encoding(shared, leases, || knowledge.encode_alone(value, out, numbers))?
+            .map(|alone| Encoded::As(Declared::Latest(alone)));
+    }
     if long > 0 || out.len() >= MAPPED_BY_ALLOCATOR {
         let len = out.len() - start;
         knowledge.long_message.store(if len < MAPPED_BY_ALLOCATOR { 0 } else { len }, Ordering::Relaxed);
     }
-    let EncodeContext { leases, foreign, .. } = context;
-    if let Some(belongs_to) = foreign {
-        return Err(Unencodable::OtherEngine { belongs_to: *belongs_to, used_with: shared.listens_at() });
+    match declared {
+        Ok(Encoded::As(declared)) => Ok(declared),
+        Ok(Encoded::Unlike) => unreachable!("a value that is encoded alone declares its own shape"),
+        Err(fault) => Err(Box::new(Unencodable::Codec(fault.to_string()))),
     }
-    Ok((leases, declared.map_err(|fault| Unencodable::Codec(fault.to_string()))?))
 }
 
 /// Takes memory of an earlier message to encode a long one into.
@@ -96,92 +101,157 @@ pub(crate) fn outgoing_body(buffer: &mut Vec<u8>, eager: usize) -> OutgoingBody<
 }
 
 thread_local! {
-    static ENCODE_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static ENCODE_BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 /// Buffers that grew beyond this are not kept for the next message.
 const MAX_KEPT_BUFFER: usize = 64 << 10;
 
-/// Runs `f` with this thread's buffer to encode into.
-#[inline]
-pub(crate) fn with_encode_buffer<R>(f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
-    let mut buffer = ENCODE_BUFFER.take();
-    buffer.clear();
-    let result = f(&mut buffer);
-    if buffer.capacity() <= MAX_KEPT_BUFFER {
-        ENCODE_BUFFER.set(buffer);
+/// This thread's buffer to encode into; another one where it is in use, since a `Serialize` impl makes a call.
+pub(crate) struct EncodeBuffer(Vec<u8>);
+
+impl EncodeBuffer {
+    #[inline]
+    pub(crate) fn take() -> EncodeBuffer {
+        // A thread that is ending has none any more.
+        EncodeBuffer(ENCODE_BUFFER.try_with(Cell::take).unwrap_or_default())
     }
-    result
+}
+
+impl Deref for EncodeBuffer {
+    type Target = Vec<u8>;
+
+    fn deref(&self) -> &Vec<u8> {
+        &self.0
+    }
+}
+
+impl DerefMut for EncodeBuffer {
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.0
+    }
+}
+
+impl Drop for EncodeBuffer {
+    #[inline]
+    fn drop(&mut self) {
+        let mut buffer = mem::take(&mut self.0);
+        if buffer.capacity() <= MAX_KEPT_BUFFER {
+            buffer.clear();
+            let _ = ENCODE_BUFFER.try_with(|kept| kept.set(buffer));
+        }
+    }
+}
+
+/// Whose message a thread encodes.
+#[derive(Clone, Copy)]
+struct Encoder {
+    /// The incarnation of the engine that sends the message.
+    engine: u64,
+    eager_bulk: usize,
+    /// `COLLECTED` holds something of the message.
+    has_collected: bool,
+}
+
+/// What is collected of a message while it is encoded: hardly any has something.
+#[derive(Default)]
+struct Collected {
+    leases: Vec<LeaseKeepAlive>,
+    /// Set when the message has a bulk that this engine must not send: where the bulk's owner listens.
+    foreign: Option<Box<Option<Address>>>,
 }
 
 thread_local! {
-    static ENCODING: RefCell<Option<EncodeContext>> = const { RefCell::new(None) };
-    static DECODING: RefCell<Option<DecodeContext>> = const { RefCell::new(None) };
+    static ENCODING: Cell<Option<Encoder>> = const { Cell::new(None) };
+    /// Empty between messages, so that it needs no destructor: threads that are ending may send bulks, too.
+    static COLLECTED: RefCell<ManuallyDrop<Collected>> =
+        const { RefCell::new(ManuallyDrop::new(Collected { leases: Vec::new(), foreign: None })) };
+    static DECODING: RefCell<Option<Box<DecodeContext>>> = const { RefCell::new(None) };
 }
 
-/// What the encoder collects while it encodes a message for a peer.
-pub(crate) struct EncodeContext {
-    /// The incarnation of the engine that sends the message.
-    engine: u64,
-    pub leases: Vec<LeaseKeepAlive>,
-    eager_bulk: usize,
-    /// Set when the message has a bulk that this engine must not send: where the bulk's owner listens. Hardly any message has.
-    foreign: Option<Box<Option<Address>>>,
-}
+/// What bulks ask and tell while their message is encoded for a peer.
+pub(crate) struct EncodeContext;
 
 impl EncodeContext {
     /// Records the lease of a bulk in the message, and returns its index among those of the message. `None` when this thread
     /// encodes no message for a peer.
     pub(crate) fn lease(held: impl FnOnce() -> LeaseKeepAlive) -> Option<u32> {
-        ENCODING.with_borrow_mut(|encoding| {
-            let encoding = encoding.as_mut()?;
-            encoding.leases.push(held());
-            Some(encoding.leases.len() as u32 - 1)
+        EncodeContext::collect(|collected| {
+            collected.leases.push(held());
+            collected.leases.len() as u32 - 1
         })
     }
 
     /// The incarnation of the engine that sends the message; `None` when this thread encodes no message for a peer.
     pub(crate) fn engine() -> Option<u64> {
-        ENCODING.with_borrow(|encoding| encoding.as_ref().map(|encoding| encoding.engine))
+        ENCODING.get().map(|encoder| encoder.engine)
     }
 
     /// Records that the message has a bulk that its engine must not send. The caller makes encoding fail.
     pub(crate) fn refuse(owner: Option<Address>) {
-        ENCODING.with_borrow_mut(|encoding| {
-            if let Some(encoding) = encoding {
-                encoding.foreign = Some(Box::new(owner));
-            }
-        });
+        EncodeContext::collect(|collected| collected.foreign = Some(Box::new(owner)));
     }
 
     /// Bulks up to so many bytes are sent with their content.
     pub(crate) fn eager_bulk() -> usize {
-        ENCODING.with_borrow(|encoding| encoding.as_ref().map_or(0, |encoding| encoding.eager_bulk))
+        ENCODING.get().map_or(0, |encoder| encoder.eager_bulk)
+    }
+
+    fn collect<R>(collect: impl FnOnce(&mut Collected) -> R) -> Option<R> {
+        let encoder = ENCODING.get()?;
+        ENCODING.set(Some(Encoder { has_collected: true, ..encoder }));
+        Some(COLLECTED.with_borrow_mut(|collected| collect(collected)))
     }
 }
 
-/// Runs `encode` with a fresh context, and returns what the context has collected.
-fn encoding<R>(shared: &EngineShared, encode: impl FnOnce() -> R) -> (R, EncodeContext) {
-    let fresh = || EncodeContext {
-        engine: shared.incarnation,
-        leases: Vec::new(),
-        eager_bulk: shared.config.eager_bulk_limit,
-        foreign: None,
-    };
-    // A `Serialize` impl may itself make a call, so the outer context is restored.
-    let mut restore = Restore(Some(ENCODING.replace(Some(fresh()))));
+/// Runs `encode`, and puts the leases of the bulks that it has encoded into `leases`.
+fn encoding<R>(
+    shared: &EngineShared,
+    leases: &mut Vec<LeaseKeepAlive>,
+    encode: impl FnOnce() -> R,
+) -> Result<R, Box<Unencodable>> {
+    let encoder = Encoder { engine: shared.incarnation, eager_bulk: shared.config.eager_bulk_limit, has_collected: false };
+    // A `Serialize` impl may itself make a call, and what was collected of the outer message is restored then.
+    let outer = ENCODING.replace(Some(encoder));
+    let _restore = Restore { outer, collected: outer.is_some_and(|outer| outer.has_collected).then(take_collected) };
     let encoded = encode();
-    let context = ENCODING.replace(restore.0.take().flatten());
-    (encoded, context.unwrap_or_else(fresh))
+    if has_collected() {
+        let Collected { leases: held, foreign } = take_collected();
+        *leases = held;
+        if let Some(belongs_to) = foreign {
+            return Err(Box::new(Unencodable::OtherEngine { belongs_to: *belongs_to, used_with: shared.listens_at() }));
+        }
+    }
+    Ok(encoded)
 }
 
-struct Restore(Option<Option<EncodeContext>>);
+struct Restore {
+    outer: Option<Encoder>,
+    collected: Option<Collected>,
+}
+
+fn replace_collected(by: Collected) -> Collected {
+    ManuallyDrop::into_inner(COLLECTED.replace(ManuallyDrop::new(by)))
+}
+
+fn take_collected() -> Collected {
+    replace_collected(Collected::default())
+}
+
+fn has_collected() -> bool {
+    ENCODING.get().is_some_and(|encoder| encoder.has_collected)
+}
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        if let Some(outer) = self.0.take() {
-            ENCODING.set(outer);
-        }
+        let left = if self.collected.is_some() || has_collected() {
+            replace_collected(self.collected.take().unwrap_or_default())
+        } else {
+            Collected::default()
+        };
+        ENCODING.set(self.outer);
+        // Leases of a message whose encoding has panicked: their drop may run user code.
+        drop(left);
     }
 }
 
@@ -249,8 +319,8 @@ impl DecodeContext {
 
     /// Whether a lease stays with its message, as the message will be decoded again.
     fn will_retry_with(lease: &RemoteLease) -> bool {
-        let will_retry_with = |decoding: &RefCell<Option<DecodeContext>>| {
-            decoding.borrow().as_ref().is_some_and(|DecodeContext { link, leases, will_retry, .. }| {
+        let will_retry_with = |decoding: &RefCell<Option<Box<DecodeContext>>>| {
+            decoding.borrow().as_deref().is_some_and(|DecodeContext { link, leases, will_retry, .. }| {
                 let number = lease.number.checked_sub(leases.first);
                 *will_retry && *link == lease.link && number.is_some_and(|number| number < u64::from(leases.count))
             })
@@ -261,7 +331,7 @@ impl DecodeContext {
     /// The address of the peer that sent the message, if that peer has this incarnation.
     pub(crate) fn remote(incarnation: u64) -> Option<Address> {
         DECODING.with_borrow_mut(|decoding| {
-            let DecodeContext { shared, link, remote, .. } = decoding.as_mut()?;
+            let DecodeContext { shared, link, remote, .. } = decoding.as_deref_mut()?;
             if remote.is_none() {
                 *remote = Some(shared.upgrade()?.core.with_proto(|proto| proto.remote_of(*link)));
             }
@@ -283,6 +353,7 @@ pub(crate) fn decoding<R>(shared: &Arc<EngineShared>, link: LinkId, leases: Leas
         return decode();
     }
     let taken = SmallVec::from_elem(false, leases.count as usize);
+    let place = Box::new_uninit();
     let fresh = DecodeContext {
         shared: Arc::downgrade(shared),
         engine: shared.incarnation,
@@ -292,7 +363,7 @@ pub(crate) fn decoding<R>(shared: &Arc<EngineShared>, link: LinkId, leases: Leas
         will_retry: false,
         remote: None,
     };
-    let outer = DECODING.replace(Some(fresh));
+    let outer = DECODING.replace(Some(Box::write(place, fresh)));
     let guard = DecodingGuard { shared, outer: Some(outer) };
     let result = decode();
     drop(guard);
@@ -301,7 +372,7 @@ pub(crate) fn decoding<R>(shared: &Arc<EngineShared>, link: LinkId, leases: Leas
 
 struct DecodingGuard<'a> {
     shared: &'a Arc<EngineShared>,
-    outer: Option<Option<DecodeContext>>,
+    outer: Option<Option<Box<DecodeContext>>>,
 }
 
 impl Drop for DecodingGuard<'_> {

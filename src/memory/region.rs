@@ -84,7 +84,9 @@ impl Region {
             start = start.checked_add(len).expect("the segments of a bulk are longer than the address space");
         }
         let begin = |block: Weak<Block>| Some((block.upgrade()?.mapping.address().addr(), block));
-        let mut blocks: Box<[_]> = blocks.into_iter().filter_map(begin).collect();
+        // Most memory is not the engine's.
+        let mut blocks: Box<[_]> =
+            if blocks.is_empty() { Box::default() } else { blocks.into_iter().filter_map(begin).collect() };
         blocks.sort_unstable_by_key(|(begin, _)| *begin);
         let (gate, outside, owned) = (RwLock::new(true), Mutex::default(), Mutex::new(None));
         Arc::new(Region { segments, len: start, gate, outside, owned, blocks })

@@ -11,8 +11,8 @@ use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
 
 /// The end of an operation, with its time on [`Core::clock`], where the engine measures.
 pub(crate) enum OperationOutcome {
-    Answered(Result<Answer<EngineEnv>, Failure>, Option<u64>),
-    Transferred(Result<usize, Failure>, Option<u64>),
+    Answered(Result<Box<Answer<EngineEnv>>, Box<Failure>>, Option<u64>),
+    Transferred(Result<usize, Box<Failure>>, Option<u64>),
 }
 
 /// ```text

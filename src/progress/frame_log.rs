@@ -4,7 +4,7 @@
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 
 use crate::deferred_log::defer;
-use crate::proto::wire::{self, BorrowedBytes, Frame, MAGIC, Message, Range};
+use crate::proto::wire::{self, BorrowedBytes, MAGIC, Message, Range};
 use crate::transport::LinkKey;
 
 /// The first bytes of a piece of the handshake, which end with the length of the rest.
@@ -27,10 +27,11 @@ pub(super) fn log(direction: &'static str, link: LinkKey, bytes: &[u8], len: usi
             let len = rest.map_or(0, |len| u32::from_le_bytes(*len) as usize).saturating_add(HANDSHAKE_PREFIX);
             ("handshake", format!("{len} bytes"), len)
         } else {
-            match wire::take(bytes) {
-                Ok(Frame::Whole(message, _, len)) => (name(&message), details(&message), len),
-                Ok(Frame::Damaged(message, len)) => (name(&message), "the body is damaged".to_owned(), len),
-                Ok(Frame::Incomplete) | Err(_) => ("no message", format!("{} bytes", bytes.len()), bytes.len()),
+            let mut message = Message::Ping;
+            match wire::take_into(bytes, &mut message) {
+                Ok(Some((Some(_), len))) => (name(&message), details(&message), len),
+                Ok(Some((None, len))) => (name(&message), "the body is damaged".to_owned(), len),
+                Ok(None) | Err(_) => ("no message", format!("{} bytes", bytes.len()), bytes.len()),
             }
         };
         // The caller holds locks, under which no subscriber may run: not even to ask it whether it wants this target.

@@ -154,7 +154,7 @@ impl Lease for LeaseKeepAlive {
 /// Receives what peers want of this engine.
 pub(crate) trait Service: Send + Sync {
     /// A call has arrived: the job that handles it, or `None` when the call is answered already.
-    fn request(&self, incoming: proto::Incoming<EngineEnv>) -> Option<Job>;
+    fn request(&self, incoming: Box<proto::Incoming<EngineEnv>>) -> Option<Job>;
     /// The caller of this request does not accept an answer any more.
     fn cancelled(&self, request: RequestId);
     /// Copies of the content of the memory with this token are stale.

@@ -25,7 +25,7 @@ pub(crate) struct Job {
 }
 
 pub(crate) enum JobKind {
-    Request(Arc<dyn Handler>, Incoming<EngineEnv>),
+    Request(Arc<dyn Handler>, Box<Incoming<EngineEnv>>),
     Task(async_task::Runnable, Arc<HandlerClass>),
     Run(Box<dyn FnOnce() + Send>),
 }
@@ -43,12 +43,12 @@ impl JobKind {
 /// Answers requests.
 pub(crate) trait Handler: Send + Sync {
     fn class(&self) -> &Arc<HandlerClass>;
-    fn handle(&self, incoming: Incoming<EngineEnv>);
+    fn handle(&self, incoming: Box<Incoming<EngineEnv>>);
     /// `handle` has returned, on this thread. The times are those that the request has waited for a thread, and that `handle` took, both in
     /// nanoseconds. The first is as exact as the driver's clock, which it reads every few microseconds.
     fn returned(&self, waited: u64, ran: u64);
     /// Answers a request that no thread will handle.
-    fn abandon(&self, incoming: Incoming<EngineEnv>);
+    fn abandon(&self, incoming: Box<Incoming<EngineEnv>>);
 }
 
 /// The threads that run handlers, as [`EngineDump`](crate::EngineDump) has them; without those of the program's own
@@ -163,14 +163,6 @@ impl HandlerClass {
     }
 }
 
-/// The time at which a request was queued, in units of about a microsecond, is kept in 32 bits, since a larger job takes more
-/// time to be moved. Differences of up to 73 minutes are right.
-const STAMP_SHIFT: u32 = 10;
-
-fn stamp(nanos: u64) -> u32 {
-    (nanos >> STAMP_SHIFT) as u32
-}
-
 /// Whole nanoseconds, for up to 584 years.
 #[inline]
 pub(crate) fn nanos(time: Duration) -> u64 {
@@ -193,7 +185,7 @@ static TIMER_CLASS: LazyLock<Arc<HandlerClass>> = LazyLock::new(Arc::default);
 impl Job {
     pub(crate) fn new(core: &Core, mut work: JobKind) -> Job {
         if let JobKind::Request(_, incoming) = &mut work {
-            incoming.stamp = stamp(core.pacer.nanos());
+            incoming.stamp = core.pacer.nanos();
         }
         Job { engine: core.identity(), work: Some(work) }
     }
@@ -202,7 +194,7 @@ impl Job {
     #[inline]
     pub(super) fn waited(&self, now: u64) -> u64 {
         match &self.work {
-            Some(JobKind::Request(_, incoming)) => u64::from(stamp(now).wrapping_sub(incoming.stamp)) << STAMP_SHIFT,
+            Some(JobKind::Request(_, incoming)) => now.saturating_sub(incoming.stamp),
             _ => 0,
         }
     }

@@ -540,13 +540,13 @@ impl<E: Env> Proto<E> {
 
     /// Parks a one-way call whose values would have taken so much memory and more. It is handed out again when there is room
     /// for them.
-    pub(crate) fn park(&mut self, incoming: Incoming<E>, memory: usize) {
+    pub(crate) fn park(&mut self, incoming: Box<Incoming<E>>, memory: usize) {
         let id = incoming.request;
         let is_over = self.stage == EngineStage::Closed;
-        let Some(request) = self.requests.get_mut(id).filter(|_| !is_over) else { return self.lose(incoming) };
+        let Some(request) = self.requests.get_mut(id).filter(|_| !is_over) else { return self.lose(&incoming) };
         let again = request.wants > 0;
         request.wants = memory.saturating_add(memory / VALUES_PART_AHEAD).saturating_add(VALUES_AHEAD);
-        request.parked = Some(Box::new(incoming));
+        request.parked = Some(incoming);
         let link = request.link;
         // A smaller amount is never refused.
         let _ = self.count_values(id, 0);
@@ -596,7 +596,7 @@ impl<E: Env> Proto<E> {
                 return count > 0;
             }
             if let Some(incoming) = self.requests[id].parked.take() {
-                self.outputs.push_back(Output::Request(*incoming));
+                self.outputs.push_back(Output::Request(incoming));
             }
         }
         true
@@ -616,13 +616,13 @@ impl<E: Env> Proto<E> {
         for (_, queue) in std::mem::take(&mut self.parked).queues {
             for id in queue.requests {
                 if let Some(incoming) = self.requests.get_mut(id).and_then(|request| request.parked.take()) {
-                    self.lose(*incoming);
+                    self.lose(&incoming);
                 }
             }
         }
     }
 
-    fn lose(&mut self, incoming: Incoming<E>) {
+    fn lose(&mut self, incoming: &Incoming<E>) {
         self.release(incoming.link, incoming.leases);
         // A one-way call has no caller that waits for the answer.
         let _ = self.respond(incoming.request, Err(Status::Finalizing));

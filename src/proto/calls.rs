@@ -30,8 +30,8 @@ pub(super) struct OutgoingCall<E: Env> {
     pub provider: u16,
     pub began: Instant,
     pub deadline: Instant,
-    /// When its timer fires, if it has one.
-    timer: Option<Instant>,
+    /// A timer watches the deadline.
+    timed: bool,
     /// There is no result: the call is done once its request is on an open link or, if it was `announced`, once the peer has
     /// accepted it.
     pub one_way: bool,
@@ -112,13 +112,13 @@ pub(crate) struct CallSpec<'a, E: Env> {
     /// Whether the protocol has to watch the deadline; else the waiter does.
     pub timed: bool,
     pub one_way: bool,
-    pub waiter: E::Waiter,
+    pub waiter: &'a E::Waiter,
 }
 
 impl<E: Env> CallSpec<'_, E> {
     /// The credit that a one-way call takes on this link; `None` if it is to be announced.
     fn cost(&self, link: &PeerLink<E>) -> Option<u32> {
-        let OutgoingBody::Small(body) = self.content else { return None };
+        let OutgoingBody::Small(body) = &self.content else { return None };
         let declared = self.name.len() + self.shape.len();
         let own = if link.declared.has_number(self.procedure, declared) { 0 } else { declared };
         let cost = body.len() + own + state_len(self.trace);
@@ -127,11 +127,11 @@ impl<E: Env> CallSpec<'_, E> {
 }
 
 /// A call that was not made.
-pub(crate) enum Rejected<'a, E: Env> {
+pub(crate) enum Rejected {
     /// The peer has not handled, or answered, enough one-way calls to take one of this cost (`None`: one that is announced).
-    /// Call again after [`Proto::await_credit`].
-    NoCredit(Box<CallSpec<'a, E>>, Option<u32>),
-    Failed(Failure),
+    /// Call again, with the same, after [`Proto::await_credit`].
+    NoCredit(Option<u32>),
+    Failed(Box<Failure>),
 }
 
 /// A bulk takes more than 16 bytes of the message that it is in, so a message can't have more leases than that allows.
@@ -193,50 +193,51 @@ pub(crate) struct Reply<'a, E: Env> {
 
 /// The caller makes the call.
 impl<E: Env> Proto<E> {
-    pub(crate) fn call<'a>(&mut self, spec: CallSpec<'a, E>, now: Instant) -> Result<CallId, Rejected<'a, E>> {
+    /// Makes a call, and takes its leases, also if it fails; unless there is no credit for it: then it can be made again.
+    pub(crate) fn call(&mut self, spec: &mut CallSpec<'_, E>, now: Instant) -> Result<CallId, Rejected> {
         let id = match self.link_to(spec.peer, now) {
             Ok(id) => id,
-            Err(failure) => return Err(self.fail(spec.leases, failure)),
+            Err(failure) => return Err(self.fail(spec, failure)),
         };
         let size = spec.content.len();
         let link = &mut self.links[id];
         let limit = self.config.max_message.min(link.peer_max_message);
         if size > limit {
-            return Err(self.fail(spec.leases, Failure::TooLarge { size: size as u64, limit: limit as u64 }));
+            return Err(self.fail(spec, Failure::TooLarge { size: size as u64, limit: limit as u64 }));
         }
         if spec.name.len() > MAX_NAME {
             // No peer can define it, and a peer that reads it ends the connection.
             let failure = Failure::TooLarge { size: spec.name.len() as u64, limit: MAX_NAME as u64 };
-            return Err(self.fail(spec.leases, failure));
+            return Err(self.fail(spec, failure));
         }
         let cost = if spec.one_way { spec.cost(link) } else { None };
         if spec.one_way && !link.outgoing.has(cost) {
-            return Err(Rejected::NoCredit(Box::new(spec), cost));
+            return Err(Rejected::NoCredit(cost));
         }
         let announced = spec.one_way && cost.is_none();
-        let timer = spec.timed.then_some(spec.deadline);
         let (exposed, leases) = if spec.leases.is_empty() {
             (Vec::new(), LeaseRange::default())
         } else {
-            let exposed = self.bind_to_call(id, &spec.leases, spec.one_way.then_some(spec.deadline));
-            (exposed, self.lease(id, spec.leases))
+            let leases = std::mem::take(&mut spec.leases);
+            let exposed = self.bind_to_call(id, &leases, spec.one_way.then_some(spec.deadline));
+            (exposed, self.lease(id, leases))
         };
-        let call = OutgoingCall {
-            waiter: spec.waiter,
+        let make = |neighbours| OutgoingCall {
+            waiter: spec.waiter.clone(),
             link: id,
             label: spec.label,
             provider: spec.provider,
             began: now,
             deadline: spec.deadline,
-            timer,
+            timed: spec.timed,
             one_way: spec.one_way,
             announced,
             size,
             exposed,
             answer: None,
-            neighbours: Neighbours::default(),
+            neighbours,
         };
-        let call = tables::chain(&mut self.calls, &mut self.links[id].last_call, call);
+        let call = tables::chain(&mut self.calls, &mut self.links[id].last_call, make);
         let budget = spec.deadline.saturating_duration_since(now).min(MAX_BUDGET);
         let link = &mut self.links[id];
         // From here on the number stands for this procedure: this frame arrives before all that use the number.
@@ -260,14 +261,15 @@ impl<E: Env> Proto<E> {
         if let Some(cost) = cost {
             link.outgoing.spend(cost);
         }
-        if let OutgoingBody::Large(memory) = spec.content {
+        if let OutgoingBody::Large(memory) = &spec.content {
+            let memory = memory.clone();
             link.streams.add(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
         }
         let open = link.is_open();
         // A caller that blocks has nothing more to send.
         self.may_send_later = link.may_wait(0) && (spec.timed || spec.one_way);
-        if let Some(at) = timer {
-            self.set_deadline(call, at);
+        if spec.timed {
+            self.set_deadline(call, spec.deadline);
         }
         self.watch(id, now);
         self.mark_ready(id);
@@ -284,9 +286,9 @@ impl<E: Env> Proto<E> {
 
     /// A call that can't be made. Its leases are dropped where outputs are executed, not here, since dropping may have side
     /// effects.
-    fn fail<'a>(&mut self, leases: Vec<E::Lease>, failure: Failure) -> Rejected<'a, E> {
-        self.outputs.extend(leases.into_iter().map(Output::LeaseReleased));
-        Rejected::Failed(failure)
+    fn fail(&mut self, spec: &mut CallSpec<'_, E>, failure: Failure) -> Rejected {
+        self.outputs.extend(spec.leases.drain(..).map(Output::LeaseReleased));
+        Rejected::Failed(Box::new(failure))
     }
 
     /// Asks the peer itself, below its procedures.
@@ -299,24 +301,22 @@ impl<E: Env> Proto<E> {
         now: Instant,
     ) -> Result<CallId, Failure> {
         let id = self.link_to(peer, now)?;
-        let (exposed, timer) = (Vec::new(), Some(deadline));
-        let neighbours = Neighbours::default();
-        let call = OutgoingCall {
+        let make = |neighbours| OutgoingCall {
             waiter,
             link: id,
             label: 0,
             provider: 0,
             began: now,
             deadline,
-            timer,
+            timed: true,
             one_way: false,
             announced: false,
             size: 0,
-            exposed,
+            exposed: Vec::new(),
             answer: None,
             neighbours,
         };
-        let call = tables::chain(&mut self.calls, &mut self.links[id].last_call, call);
+        let call = tables::chain(&mut self.calls, &mut self.links[id].last_call, make);
         self.set_deadline(call, deadline);
         let call_number = wire_id(call);
         let message = match question {
@@ -347,11 +347,11 @@ impl<E: Env> Proto<E> {
     pub(super) fn handle_request(
         &mut self,
         id: LinkId,
-        message: Message<'_>,
+        message: &Message<'_>,
         body: Option<&[u8]>,
         now: Instant,
     ) -> Result<(), Failure> {
-        let Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size } = message else {
+        let &Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size } = message else {
             return Ok(());
         };
         // Also if the request is refused: later ones use the number.
@@ -435,7 +435,7 @@ impl<E: Env> Proto<E> {
             self.mark_ready(id);
         }
         if is_whole {
-            self.deliver(request, declaration, Body::small(body), leases, trace);
+            self.deliver(request, declaration, leases, trace, |place| place.fill(body));
         } else {
             let memory = E::Memory::allocate(size as usize);
             let body = InboundBody { memory, arrived: 0, declaration: Some(declaration), leases, trace };
@@ -452,7 +452,7 @@ impl<E: Env> Proto<E> {
         if arriving.arrived == arriving.memory.len() {
             let arrived = self.requests[key].body.take().map(|body| *body);
             let Some(InboundBody { memory, declaration: Some(declaration), leases, trace, .. }) = arrived else { return };
-            self.deliver(key, declaration, Body::Large(memory), leases, trace);
+            self.deliver(key, declaration, leases, trace, |place| *place = Body::Large(memory));
         }
     }
 
@@ -506,17 +506,19 @@ impl<E: Env> Proto<E> {
         self.outputs.push_back(Output::Cancelled { request: key });
     }
 
+    /// Hands a request out; `fill` fills in the body. All of it is written to its place, since to move it takes longer.
     fn deliver(
         &mut self,
         key: RequestId,
         declaration: Arc<Declaration<E>>,
-        body: Body<E::Memory>,
         leases: LeaseRange,
         trace: Option<Arc<TraceContext>>,
+        fill: impl FnOnce(&mut Body<E::Memory>),
     ) {
         let request = &self.requests[key];
         let Some(peer) = self.links[request.link].peer.and_then(|peer| self.peers.get(peer)) else { return };
-        self.outputs.push_back(Output::Request(Incoming {
+        let place = Box::new_uninit();
+        let incoming = Incoming {
             request: key,
             link: request.link,
             peer: peer.tag.clone(),
@@ -527,9 +529,12 @@ impl<E: Env> Proto<E> {
             again: false,
             stamp: 0,
             trace,
-            body,
+            body: Body::empty(),
             leases,
-        }));
+        };
+        let mut incoming = Box::write(place, incoming);
+        fill(&mut incoming.body);
+        self.outputs.push_back(Output::Request(incoming));
     }
 
     pub(super) fn handle_cancel(&mut self, id: LinkId, number: u64) {
@@ -574,8 +579,7 @@ impl<E: Env> Proto<E> {
     }
 
     /// Answers a request. An error says why the caller does not get this reply.
-    pub(crate) fn respond(&mut self, request: RequestId, reply: Result<Reply<'_, E>, Status>) -> Result<(), Failure> {
-        let mut reply = reply;
+    pub(crate) fn respond(&mut self, request: RequestId, mut reply: Result<&mut Reply<'_, E>, Status>) -> Result<(), Failure> {
         let leases = reply.as_mut().map(|reply| std::mem::take(&mut reply.leases)).unwrap_or_default();
         let known = self.remove_request(request);
         let Some(InboundRequest { link: id, call, one_way, cancelled, cost, .. }) = known else {
@@ -613,7 +617,8 @@ impl<E: Env> Proto<E> {
                 let released = std::mem::take(&mut link.released);
                 let message = Message::Response { call, result, shape, leases, released, size };
                 link.queue_response(&message, reply.content.inline());
-                if let OutgoingBody::Large(memory) = reply.content {
+                if let OutgoingBody::Large(memory) = &reply.content {
+                    let memory = memory.clone();
                     link.streams.add(OutStream { kind: Stream::Response, id: call, memory, sent: 0, token: None });
                 }
                 Ok(())
@@ -663,8 +668,8 @@ impl<E: Env> Proto<E> {
 
 /// The answer is back at the caller.
 impl<E: Env> Proto<E> {
-    pub(super) fn handle_response(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>) -> Result<(), Failure> {
-        let Message::Response { call: number, result, shape, leases, released, size } = message else { return Ok(()) };
+    pub(super) fn handle_response(&mut self, id: LinkId, message: &Message<'_>, body: Option<&[u8]>) -> Result<(), Failure> {
+        let &Message::Response { call: number, result, shape, leases, released, size } = message else { return Ok(()) };
         // Before the call ends: its caller may drop memory whose bulks the peer has let go.
         if released.count > 0 {
             self.handle_release(id, released);
@@ -696,7 +701,8 @@ impl<E: Env> Proto<E> {
             self.release(id, leases);
             self.abandon_call(key, Failure::TooLarge { size, limit });
         } else if body.len() as u64 == size {
-            let answer = Answer { link: id, body: Body::small(body), declaration, leases };
+            let mut answer = Box::write(Box::new_uninit(), Answer { link: id, body: Body::empty(), declaration, leases });
+            answer.body.fill(body);
             self.end_call(key, Ok(answer));
         } else if body.is_empty() && call.answer.is_none() {
             let memory = E::Memory::allocate(size as usize);
@@ -715,7 +721,7 @@ impl<E: Env> Proto<E> {
         if answer.arrived == answer.memory.len() {
             let Some(answer) = call.answer.take() else { return };
             let InboundBody { memory, declaration, leases, .. } = *answer;
-            self.end_call(key, Ok(Answer { link: id, body: Body::Large(memory), declaration, leases }));
+            self.end_call(key, Ok(Box::new(Answer { link: id, body: Body::Large(memory), declaration, leases })));
         }
     }
 
@@ -745,10 +751,10 @@ impl<E: Env> Proto<E> {
     }
 
     /// The one place where a call ends.
-    pub(super) fn end_call(&mut self, id: CallId, result: Result<Answer<E>, Failure>) {
+    pub(super) fn end_call(&mut self, id: CallId, result: Result<Box<Answer<E>>, Failure>) {
         let Some(mut call) = self.calls.remove(id) else { return };
-        if let Some(at) = call.timer {
-            self.drop_deadline(id, at);
+        if call.timed {
+            self.drop_deadline(id, call.deadline);
         }
         if let Some(link) = self.links.get_mut(call.link) {
             link.pending -= 1;
@@ -763,13 +769,14 @@ impl<E: Env> Proto<E> {
         for token in call.exposed {
             self.end_for_call(token);
         }
+        let result = result.map_err(Box::new);
         self.outputs.push_back(Output::CallDone { waiter: call.waiter, result });
     }
 
     fn end_one_way(&mut self, id: CallId) {
         let Some(OutgoingCall { link, .. }) = self.calls.get(id) else { return };
-        let answer = Answer { link: *link, body: Body::small(&[]), declaration: None, leases: LeaseRange::default() };
-        self.end_call(id, Ok(answer));
+        let answer = Answer { link: *link, body: Body::empty(), declaration: None, leases: LeaseRange::default() };
+        self.end_call(id, Ok(Box::new(answer)));
     }
 
     /// The link is open, and the peer's limit is known: ends the one-way calls, which are now sent, and the calls that are too

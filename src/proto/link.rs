@@ -17,7 +17,7 @@ use super::streams::Streams;
 use super::tables::{NumberMap, OwnDeclarations, PeerDeclarations};
 use super::timers::TimerKind;
 use super::traffic::Traffic;
-use super::wire::{self, Frame, FrameError, LeaseRange, Message, Stream};
+use super::wire::{self, FrameError, LeaseRange, Message, Stream};
 use super::{
     CallId, Consumed, EngineStage, Env, Failure, LinkId, Memory, Output, PayloadStatus, PeerId, Proto, ReceiveTarget, RequestId,
     TransferId, broken,
@@ -510,10 +510,10 @@ impl<E: Env> Proto<E> {
             }
         }
         while used < bytes.len() {
-            let (message, body, len) = match wire::take(&bytes[used..]) {
-                Ok(Frame::Incomplete) => break,
-                Ok(Frame::Whole(message, body, len)) => (message, Some(body), len),
-                Ok(Frame::Damaged(message, len)) => (message, None, len),
+            let mut message = Message::Ping;
+            let (body, len) = match wire::take_into(&bytes[used..], &mut message) {
+                Ok(Some(taken)) => taken,
+                Ok(None) => break,
                 Err(FrameError::Broken(reason)) => return Err(broken(reason)),
                 Err(FrameError::Damaged) => return Err(Failure::Checksum),
             };
@@ -526,9 +526,22 @@ impl<E: Env> Proto<E> {
             if let Message::Data { stream, id: number, offset, len } = message {
                 let target = self.receive_target(id, stream, number, offset, len as usize)?;
                 self.watch(id, now);
-                return Ok(Consumed { used, target: Some(target) });
+                return Ok(Consumed { used, target: Some(Box::new(target)) });
             }
-            self.handle_message(id, message, body, now)?;
+            if self.is_wanted_message(id, &message)? {
+                // Most are of calls, and a message is long: it is not moved for them.
+                match message {
+                    Message::Request { .. } => {
+                        self.calls_arrived += 1;
+                        self.handle_request(id, &message, body, now)?;
+                    }
+                    Message::Response { .. } => {
+                        self.calls_arrived += 1;
+                        self.handle_response(id, &message, body)?;
+                    }
+                    message => self.handle_other_message(id, message, now)?,
+                }
+            }
             self.check_unrefusable_bytes(id)?;
             if !self.links.contains_key(id) {
                 return Ok(Consumed { used: bytes.len(), target: None });
@@ -540,13 +553,11 @@ impl<E: Env> Proto<E> {
         Ok(Consumed { used, target: None })
     }
 
-    /// `body` is `None` if it was corrupted in transit.
-    // Else the compiler moves the message.
-    #[inline(always)]
-    fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
-        if self.stage == EngineStage::Closed && message != Message::Goodbye {
+    /// False for a message that is to be ignored. An error if it may not come on this link.
+    fn is_wanted_message(&mut self, id: LinkId, message: &Message<'_>) -> Result<bool, Failure> {
+        if self.stage == EngineStage::Closed && *message != Message::Goodbye {
             // No message is wanted any more, and no reply may be sent.
-            return Ok(());
+            return Ok(false);
         }
         let for_transfers = || {
             use Message::{Abort, Done, Goodbye, Ping, Pong, Pull, Push};
@@ -556,18 +567,11 @@ impl<E: Env> Proto<E> {
         if link.main.is_some() && !for_transfers() {
             return Err(broken("a message on a lane that is not about transfers".into()));
         }
-        if link.idle.left && self.rejoin(id, &message) {
-            return Ok(());
-        }
+        Ok(!(link.idle.left && self.rejoin(id, message)))
+    }
+
+    fn handle_other_message(&mut self, id: LinkId, message: Message<'_>, now: Instant) -> Result<(), Failure> {
         match message {
-            Message::Request { .. } => {
-                self.calls_arrived += 1;
-                return self.handle_request(id, message, body, now);
-            }
-            Message::Response { .. } => {
-                self.calls_arrived += 1;
-                self.handle_response(id, message, body)?;
-            }
             Message::Refuse { call, status } => self.handle_refuse(id, call, status),
             Message::Cancel { call } => self.handle_cancel(id, call),
             Message::Pull(range) => self.handle_pull(id, range, now)?,
@@ -593,7 +597,9 @@ impl<E: Env> Proto<E> {
             Message::Idle { received, exposes } => self.handle_idle(id, received, exposes)?,
             Message::IdleAgreed => self.handle_idle_agreed(id, now)?,
             Message::InUse => self.handle_in_use(id, now)?,
-            Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
+            Message::Request { .. } | Message::Response { .. } | Message::Data { .. } => {
+                unreachable!("`consume` takes them itself")
+            }
         }
         Ok(())
     }

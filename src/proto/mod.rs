@@ -94,7 +94,7 @@ fn wire_id(key: impl slotmap::Key) -> u64 {
 pub(crate) trait Env {
     type Memory: Memory;
     /// Learns how a call or a transfer ended.
-    type Waiter;
+    type Waiter: Clone;
     /// Kept as long as a peer holds a bulk.
     type Lease: Lease;
     /// What the user of the protocol keeps beside a peer's declaration.
@@ -170,14 +170,19 @@ pub(crate) enum Body<M> {
 }
 
 impl<M: Memory> Body<M> {
-    /// A body that came within a frame.
-    fn small(bytes: &[u8]) -> Body<M> {
-        if bytes.len() <= INLINE {
-            return Body::Small(SmallVec::from_slice(bytes));
+    fn empty() -> Body<M> {
+        Body::Small(SmallVec::new())
+    }
+
+    /// Replaces an empty body by one that came within a frame.
+    fn fill(&mut self, bytes: &[u8]) {
+        if bytes.len() > INLINE {
+            let mut long = Vec::new();
+            copy::append(bytes, &mut long);
+            *self = Body::Small(SmallVec::from_vec(long));
+        } else if let Body::Small(small) = self {
+            small.extend_from_slice(bytes);
         }
-        let mut long = Vec::new();
-        copy::append(bytes, &mut long);
-        Body::Small(SmallVec::from_vec(long))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -201,7 +206,7 @@ pub(crate) struct Incoming<E: Env> {
     /// It was handed out before, and then parked to wait for memory.
     pub again: bool,
     /// For the user of the protocol: when it was queued for its handler.
-    pub stamp: u32,
+    pub stamp: u64,
     /// The trace that it belongs to.
     pub trace: Option<Arc<TraceContext>>,
     pub body: Body<E::Memory>,
@@ -305,13 +310,13 @@ pub(crate) enum Output<E: Env> {
     },
     CallDone {
         waiter: E::Waiter,
-        result: Result<Answer<E>, Failure>,
+        result: Result<Box<Answer<E>>, Box<Failure>>,
     },
     TransferDone {
         waiter: E::Waiter,
-        result: Result<usize, Failure>,
+        result: Result<usize, Box<Failure>>,
     },
-    Request(Incoming<E>),
+    Request(Box<Incoming<E>>),
     /// The caller of this request no longer takes an answer.
     Cancelled {
         request: RequestId,
@@ -551,20 +556,20 @@ impl<E: Env> Proto<E> {
         self.stage = EngineStage::Closed;
         let own: HashSet<u64> = self.calls.keys().map(wire_id).collect();
         for (_, call) in self.calls.drain() {
-            self.outputs.push_back(Output::CallDone { waiter: call.waiter, result: Err(Failure::Finalized) });
+            self.outputs.push_back(Output::CallDone { waiter: call.waiter, result: Err(Box::new(Failure::Finalized)) });
         }
         for (id, transfer) in self.transfers.drain() {
             transfer.memory.end();
             if transfer.rma.is_some() {
                 self.outputs.push_back(Output::CancelRma { link: transfer.link, transfer: wire_id(id) });
             }
-            self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result: Err(Failure::Finalized) });
+            self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result: Err(Box::new(Failure::Finalized)) });
         }
         let ids: Vec<LinkId> = self.links.keys().collect();
         for id in ids {
             let link = &mut self.links[id];
             for waiter in std::mem::take(&mut link.outgoing.waiting) {
-                self.outputs.push_back(Output::CallDone { waiter, result: Err(Failure::Finalized) });
+                self.outputs.push_back(Output::CallDone { waiter, result: Err(Box::new(Failure::Finalized)) });
             }
             // Answers and one-way calls still go out: no caller here waits for them, but they were promised.
             link.streams.end_where(|stream| match stream.kind {

@@ -281,7 +281,7 @@ impl<E: Env> Proto<E> {
                 outgoing.waiting.push(waiter);
                 self.watch(id, now);
             }
-            _ => self.outputs.push_back(Output::CallDone { waiter, result: Err(Failure::Cancelled) }),
+            _ => self.outputs.push_back(Output::CallDone { waiter, result: Err(Box::new(Failure::Cancelled)) }),
         }
         true
     }
@@ -312,7 +312,8 @@ impl<E: Env> Proto<E> {
 
     /// Completes callers that have waited for credit.
     fn call_again(&mut self, waiting: Vec<E::Waiter>) {
-        self.outputs.extend(waiting.into_iter().map(|waiter| Output::CallDone { waiter, result: Err(Failure::Cancelled) }));
+        self.outputs
+            .extend(waiting.into_iter().map(|waiter| Output::CallDone { waiter, result: Err(Box::new(Failure::Cancelled)) }));
     }
 
     pub(super) fn handle_handled(&mut self, id: LinkId, count: u32, calls: u32, bytes: u32) {

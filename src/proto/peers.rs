@@ -436,7 +436,7 @@ impl<E: Env> Proto<E> {
         let extra = link.window.extra();
         self.granted = (self.granted.0 - extra.0, self.granted.1 - extra.1);
         for waiter in link.outgoing.waiting {
-            self.outputs.push_back(Output::CallDone { waiter, result: Err(failure.clone()) });
+            self.outputs.push_back(Output::CallDone { waiter, result: Err(Box::new(failure.clone())) });
         }
         for (_, request) in link.requests {
             self.orphan(request);

@@ -104,11 +104,11 @@ impl PolicyState {
 
 impl<E: Env> Proto<E> {
     /// Exposes memory to peers that know the token, restricted by a policy.
-    pub(crate) fn expose(&mut self, token: u128, memory: E::Memory, mode: Mode, policy: AccessPolicy) {
-        if policy == AccessPolicy::default() {
+    pub(crate) fn expose(&mut self, token: u128, memory: E::Memory, mode: Mode, policy: &AccessPolicy) {
+        if *policy == AccessPolicy::default() {
             return self.exposures.insert(token, memory, mode, None);
         }
-        let AccessPolicy { only, for_one_call, once, quota, expires } = policy;
+        let AccessPolicy { only, for_one_call, once, quota, expires } = *policy;
         // The policy means the engine that was last met there or, if none was, the first one to be met.
         let met = |peer| self.peers.get(peer).map_or(1, |entry| entry.engines.max(1));
         let only = only.map(|peer| BoundPeer { peer, engine: met(peer) });

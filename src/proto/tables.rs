@@ -82,21 +82,19 @@ pub(super) struct Neighbours<K> {
     after: Option<K>,
 }
 
-impl<K> Default for Neighbours<K> {
-    fn default() -> Neighbours<K> {
-        Neighbours { before: None, after: None }
-    }
-}
-
 /// An entry that has neighbours.
 pub(super) trait Chained<K> {
     fn neighbours(&mut self) -> &mut Neighbours<K>;
 }
 
-/// Adds an entry to the table, behind the last of its chain.
-pub(super) fn chain<K: Key, V: Chained<K>>(table: &mut SlotMap<K, V>, last: &mut Option<K>, mut entry: V) -> K {
-    entry.neighbours().before = *last;
-    let key = table.insert(entry);
+/// Adds an entry to the table, behind the last of its chain. `make` makes it where it is needed, since moving it takes long.
+#[inline]
+pub(super) fn chain<K: Key, V: Chained<K>>(
+    table: &mut SlotMap<K, V>,
+    last: &mut Option<K>,
+    make: impl FnOnce(Neighbours<K>) -> V,
+) -> K {
+    let key = table.insert(make(Neighbours { before: *last, after: None }));
     if let Some(before) = last.and_then(|last| table.get_mut(last)) {
         before.neighbours().after = Some(key);
     }

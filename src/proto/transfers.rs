@@ -77,7 +77,7 @@ impl<E: Env> Proto<E> {
         let reachable = entry.rma_capable && entry.is_open() && entry.incarnation == owner && len > 0;
         let keys = keys.filter(|_| reachable);
         let memory = if pull || keys.is_some() { memory.for_one_operation() } else { memory };
-        let transfer = OutgoingTransfer {
+        let make = |neighbours| OutgoingTransfer {
             waiter,
             link,
             pull,
@@ -86,9 +86,9 @@ impl<E: Env> Proto<E> {
             rma: None,
             began: now,
             timer: deadline,
-            neighbours: Neighbours::default(),
+            neighbours,
         };
-        let id = tables::chain(&mut self.transfers, &mut self.links[link].last_transfer, transfer);
+        let id = tables::chain(&mut self.transfers, &mut self.links[link].last_transfer, make);
         if let Some(at) = deadline {
             self.timers.insert((at, TimerKind::Transfer(id)));
         }
@@ -172,6 +172,7 @@ impl<E: Env> Proto<E> {
                 self.outputs.push_back(Output::CancelRma { link: transfer.link, transfer: wire_id(id) });
             }
         }
+        let result = result.map_err(Box::new);
         self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result });
     }
 

@@ -132,8 +132,8 @@ fn overflows(bulk: &Bulk, offset: u64) -> bool {
 /// A bulk that is forwarded decodes to the same bulk.
 fn check_forwarded(bulk: &Bulk) {
     let shared = LazyLock::force(&NEXT_ENGINE).shared();
-    let mut bytes = Vec::new();
-    let (held, _) = encode_message(bulk, &mut bytes, shared, &Knowledge::new(None)).expect("a bulk can be encoded");
+    let (mut bytes, mut held) = (Vec::new(), Vec::new());
+    encode_message(bulk, &mut bytes, &mut held, shared, &Knowledge::new(None)).expect("a bulk can be encoded");
     let leases = LeaseRange { first: 0, count: held.len() as u32 };
     let again = crate::engine::decoding(shared, LinkId::default(), leases, || bounded::decode::<Bulk>(&bytes)).expect("a bulk");
     assert_eq!((again.len(), again.mode(), again.segment_count()), (bulk.len(), bulk.mode(), bulk.segment_count()));
@@ -205,7 +205,7 @@ pub(crate) fn seeds_of_bulk() -> Vec<(&'static str, Vec<u8>)> {
     let content = engine.expose_read_only(b"content".to_vec()).expect("exposed");
     let seed = |what: Use, bulks: &[Bulk]| {
         let mut bytes = Vec::new();
-        encode_message(bulks, &mut bytes, engine.shared(), &Knowledge::new(None)).expect("encoded");
+        encode_message(bulks, &mut bytes, &mut Vec::new(), engine.shared(), &Knowledge::new(None)).expect("encoded");
         [written(&[what]), bytes].concat()
     };
     let part = Use { leases: 2, first: 5, offset: 10, len: 20 };

@@ -22,8 +22,8 @@ use super::bounded;
 use super::calling::{self, CallingHandler};
 use super::span::HandlerSpan;
 use crate::engine::{
-    DecodeContext, Encoding, Endpoint, Engine, EngineShared, HandledCalls, MonitoredCall, decoding, encode_message,
-    outgoing_body, with_encode_buffer,
+    DecodeContext, EncodeBuffer, EncodeMessage, Endpoint, Engine, EngineShared, HandledCalls, MonitoredCall, decoding,
+    encode_message, outgoing_body,
 };
 use crate::memory::Slice;
 use crate::progress::{EngineEnv, Handler, HandlerClass, error_of, nanos};
@@ -34,11 +34,11 @@ pub(super) use tasks::{asynchronous, fallible_async};
 
 /// What a handler does with a request, once it is counted as running.
 pub(super) trait RequestHandler:
-    Fn(&HandlerBase, &Arc<EngineShared>, Incoming<EngineEnv>) + Send + Sync + 'static
+    Fn(&HandlerBase, &Arc<EngineShared>, Box<Incoming<EngineEnv>>) + Send + Sync + 'static
 {
 }
 
-impl<H: Fn(&HandlerBase, &Arc<EngineShared>, Incoming<EngineEnv>) + Send + Sync + 'static> RequestHandler for H {}
+impl<H: Fn(&HandlerBase, &Arc<EngineShared>, Box<Incoming<EngineEnv>>) + Send + Sync + 'static> RequestHandler for H {}
 
 struct BasedHandler<H> {
     base: HandlerBase,
@@ -50,11 +50,11 @@ impl<H: RequestHandler> Handler for BasedHandler<H> {
         &self.base.class
     }
 
-    fn abandon(&self, incoming: Incoming<EngineEnv>) {
+    fn abandon(&self, incoming: Box<Incoming<EngineEnv>>) {
         self.base.abandon(&incoming);
     }
 
-    fn handle(&self, incoming: Incoming<EngineEnv>) {
+    fn handle(&self, incoming: Box<Incoming<EngineEnv>>) {
         if self.base.side.calls.is_some() {
             calling::note_begin();
         }
@@ -146,11 +146,32 @@ impl HandlerBase {
     }
 
     /// Checks the type of a request's arguments, and passes its bytes to `use_bytes`. That is not called when the request was refused.
-    fn open(&self, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>, shape_of: fn() -> Shape, use_bytes: UseBytes<'_>) {
-        let (request, RequestContent { link, leases, body }) = Request::new(shared, incoming);
-        let response = OwedResponse::new(request, self.side.clone());
+    /// The response that is owed is made in `slot`, where it stays: to move it from function to function takes longer than what most
+    /// of them do.
+    #[expect(clippy::boxed_local, reason = "it comes in a box, and is not moved out of it")]
+    fn open(
+        &self,
+        shared: &Arc<EngineShared>,
+        incoming: Box<Incoming<EngineEnv>>,
+        shape_of: fn() -> Shape,
+        slot: &mut Option<OwedResponse>,
+        use_bytes: UseBytes<'_>,
+    ) {
+        let (link, leases) = (incoming.link, incoming.leases);
+        let request = Request {
+            endpoint: Endpoint::new(shared.clone(), incoming.peer, 0),
+            id: incoming.request,
+            declaration: incoming.declaration,
+            provider: incoming.provider,
+            deadline: incoming.deadline,
+            one_way: incoming.one_way,
+            trace: incoming.trace,
+        };
+        let (side, span, answered) = (self.side.clone(), HandlerSpan::default(), AtomicBool::new(false));
+        let response = slot.insert(OwedResponse { request, side, span, answered });
+        response.span = HandlerSpan::begin(shared, || response.request.monitored(), response.request.trace_context());
         if response.side.calls.is_some() {
-            calling::note_received(body.len());
+            calling::note_received(incoming.body.len());
         }
         shared.tell_monitor(|monitor| monitor.handler_begins(&response.request.monitored()));
         let declaration = response.request.declaration();
@@ -161,83 +182,74 @@ impl HandlerBase {
             // Its bulks are released first: a caller that has the response may drop their memory.
             decoding(shared, link, leases, || ());
             let (expected, found) = (Status::clip(mismatch.expected), Status::clip(mismatch.found));
-            let _ = response.answer(Err(Status::TypeMismatch { expected, found }));
+            let _ = response.refuse(Status::TypeMismatch { expected, found });
             return;
         }
-        let no_memory = decoding(shared, link, leases, || match body {
-            Body::Small(bytes) => match use_bytes(response, &bytes) {
-                Err(NotDecoded::NoMemory(response, memory)) => Some((response, memory, Body::Small(bytes))),
-                _ => None,
-            },
+        let used = decoding(shared, link, leases, || match &incoming.body {
+            Body::Small(bytes) => use_bytes(response, bytes),
             Body::Large(large) => {
                 let message = large.region.take_message();
-                match use_bytes(response, &message) {
-                    Err(NotDecoded::NoMemory(response, memory)) => {
-                        large.region.put_back(message);
-                        Some((response, memory, Body::Large(large)))
-                    }
-                    _ => None,
+                let used = use_bytes(response, &message);
+                if let Err(NotDecoded::NoMemory(_)) = used {
+                    large.region.put_back(message);
                 }
+                used
             }
         });
-        if let Some((response, memory, body)) = no_memory {
-            response.wait_for_memory(RequestContent { link, leases, body }, memory);
+        if let Err(NotDecoded::NoMemory(memory)) = used {
+            response.wait_for_memory(link, leases, incoming.body, memory);
         }
     }
 
-    /// As `open`, for arguments that own what they hold. `None` when the request was refused, or was parked to be handled again.
-    fn decode<A: DeserializeOwned, R>(
+    /// As `open`, for arguments that own what they hold. There are none when the request was refused, or was parked to be handled
+    /// again.
+    fn decode<A: DeserializeOwned>(
         &self,
         shared: &Arc<EngineShared>,
-        incoming: Incoming<EngineEnv>,
-    ) -> Option<(Responder<R>, A)> {
+        incoming: Box<Incoming<EngineEnv>>,
+        (response, decoded): &mut (Option<OwedResponse>, Option<A>),
+    ) {
         let has_leases = incoming.leases.count > 0;
-        let mut decoded = None;
-        self.open(shared, incoming, Shape::of_type::<A>, &mut |response, bytes| {
-            let (response, arguments) = arguments(shared, response, bytes, has_leases)?;
-            decoded = Some((Responder::new(response), arguments));
-            Ok(())
+        self.open(shared, incoming, Shape::of_type::<A>, response, &mut |response, bytes| {
+            arguments(shared, response, bytes, has_leases, decoded)
         });
-        decoded
     }
 }
 
 /// Decodes a request's arguments, and runs the handler or keeps them.
-type UseBytes<'a> = &'a mut dyn FnMut(OwedResponse, &[u8]) -> Result<(), NotDecoded>;
+type UseBytes<'a> = &'a mut dyn FnMut(&OwedResponse, &[u8]) -> Result<(), NotDecoded>;
 
 /// Why a request's arguments were not decoded.
 enum NotDecoded {
     /// The refusal has been sent to the caller.
     Refused,
     /// There is no memory for the values now; they need at least so many bytes.
-    NoMemory(OwedResponse, usize),
+    NoMemory(usize),
 }
 
 /// Decodes arguments. The memory that they take beyond the message's length counts against the peer's limits until the
 /// response.
 fn arguments<'a, A: Deserialize<'a>>(
     shared: &EngineShared,
-    response: OwedResponse,
+    response: &OwedResponse,
     bytes: &'a [u8],
     has_leases: bool,
-) -> Result<(OwedResponse, A), NotDecoded> {
-    let mut decoded = None;
-    let response = admitted(shared, response, has_leases, &mut |admit| {
+    decoded: &mut Option<A>,
+) -> Result<(), NotDecoded> {
+    admitted(shared, response, has_leases, &mut |admit| {
         let (arguments, memory) = bounded::decode_within(bytes, admit)?;
-        decoded = Some(arguments);
+        *decoded = Some(arguments);
         Ok(memory)
-    })?;
-    let arguments = decoded.expect("`decode_within` has succeeded");
-    Ok((response, arguments))
+    })
 }
 
 /// Has `decode` decode arguments, and admits the memory that it asks for; it returns how much they took.
 fn admitted(
     shared: &EngineShared,
-    response: OwedResponse,
+    response: &OwedResponse,
     has_leases: bool,
     decode: &mut dyn FnMut(bounded::AskForMemory<'_>) -> Result<usize, String>,
-) -> Result<OwedResponse, NotDecoded> {
+) -> Result<(), NotDecoded> {
     let (id, one_way) = (response.request.id(), response.request.is_one_way());
     let (mut requested, mut refused, mut no_memory) = (false, None, None);
     let mut admit = |memory| {
@@ -260,7 +272,7 @@ fn admitted(
         // A `Deserialize` may panic because it is refused memory.
         Err(panic) if no_memory.is_none() && refused.is_none() => {
             let status = panicked(&response.request, &*panic);
-            let _ = response.answer(Err(status));
+            let _ = response.refuse(status);
             return Err(NotDecoded::Refused);
         }
         Err(_panic) => Err(String::new()),
@@ -271,13 +283,13 @@ fn admitted(
                 // Returns the memory that was granted and not used; that can't be refused.
                 let _ = shared.core.exec(|proto| proto.count_values(id, memory));
             }
-            Ok(response)
+            Ok(())
         }
         Err(reason) => {
             if let Some(memory) = no_memory {
-                return Err(NotDecoded::NoMemory(response, memory));
+                return Err(NotDecoded::NoMemory(memory));
             }
-            let _ = response.answer(Err(refused.unwrap_or_else(|| Status::Decode(Status::clip(reason)))));
+            let _ = response.refuse(refused.unwrap_or_else(|| Status::Decode(Status::clip(reason))));
             Err(NotDecoded::Refused)
         }
     }
@@ -319,10 +331,12 @@ where
     R: Serialize + 'static,
     F: Fn(&Request, A) -> R + Send + Sync + 'static,
 {
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
-        if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
-            let outcome = responder.span().run(|| f(responder.request(), arguments));
-            respond_with(responder, outcome);
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Box<Incoming<EngineEnv>>| {
+        let mut slot = (None, None);
+        base.decode::<A>(shared, incoming, &mut slot);
+        if let (Some(response), Some(arguments)) = (&slot.0, slot.1) {
+            let outcome = response.span.run(|| f(&response.request, arguments));
+            respond_with(response, outcome);
         }
     }
 }
@@ -335,10 +349,12 @@ where
     E: Into<HandlerError>,
     F: Fn(&Request, A) -> Result<R, E> + Send + Sync + 'static,
 {
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
-        if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
-            let outcome = responder.span().run(|| f(responder.request(), arguments).map_err(text_of));
-            respond_or_fail(responder, outcome);
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Box<Incoming<EngineEnv>>| {
+        let mut slot = (None, None);
+        base.decode::<A>(shared, incoming, &mut slot);
+        if let (Some(response), Some(arguments)) = (&slot.0, slot.1) {
+            let outcome = response.span.run(|| f(&response.request, arguments).map_err(text_of));
+            respond_or_fail(response, outcome);
         }
     }
 }
@@ -350,13 +366,15 @@ where
     R: Serialize + 'static,
     F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
 {
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Box<Incoming<EngineEnv>>| {
         let has_leases = incoming.leases.count > 0;
-        base.open(shared, incoming, Shape::of_type::<A::With<'_>>, &mut |response, bytes| {
-            let (response, arguments) = arguments::<A::With<'_>>(shared, response, bytes, has_leases)?;
-            let responder = Responder::<R>::new(response);
-            let outcome = responder.span().run(|| f(responder.request(), arguments));
-            respond_with(responder, outcome);
+        base.open(shared, incoming, Shape::of_type::<A::With<'_>>, &mut None, &mut |response, bytes| {
+            let mut decoded = None;
+            arguments::<A::With<'_>>(shared, response, bytes, has_leases, &mut decoded)?;
+            if let Some(arguments) = decoded {
+                let outcome = response.span.run(|| f(&response.request, arguments));
+                respond_with(response, outcome);
+            }
             Ok(())
         });
     }
@@ -369,9 +387,11 @@ where
     R: Serialize + 'static,
     F: Fn(Responder<R>, A) + Send + Sync + 'static,
 {
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
-        let id = incoming.request;
-        if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Box<Incoming<EngineEnv>>| {
+        let (id, mut slot) = (incoming.request, (None, None));
+        base.decode::<A>(shared, incoming, &mut slot);
+        if let (Some(response), Some(arguments)) = slot {
+            let responder = Responder::<R>::new(response);
             let (request, span) = (responder.request().clone(), responder.span().clone());
             let outer = DEFERRED_REQUEST.replace(Some(id));
             let outcome = span.run(|| f(responder, arguments));
@@ -404,23 +424,20 @@ fn panicked(request: &Request, panic: &(dyn Any + Send)) -> Status {
 }
 
 /// Responds with what the closure returned, or with its panic.
-fn respond_with<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<R>) {
-    respond_or_fail(responder, outcome.map(Ok));
+fn respond_with<R: Serialize>(response: &OwedResponse, outcome: std::thread::Result<R>) {
+    respond_or_fail(response, outcome.map(Ok));
 }
 
 /// Responds with what the closure returned, with the text of its error, or with its panic.
-fn respond_or_fail<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<Result<R, String>>) {
+fn respond_or_fail<R: Serialize>(response: &OwedResponse, outcome: std::thread::Result<Result<R, String>>) {
     let sent = match outcome {
-        Ok(Ok(result)) => match responder.try_respond(&result) {
+        Ok(Ok(result)) => match response.try_respond(&result) {
             Ok(sent) => sent,
             // The caller has it.
             Err(_panic) => return,
         },
-        Ok(Err(message)) => responder.refuse(Status::Failed(Status::clip(message))),
-        Err(panic) => {
-            let status = panicked(responder.request(), &*panic);
-            responder.refuse(status)
-        }
+        Ok(Err(message)) => response.refuse(Status::Failed(Status::clip(message))),
+        Err(panic) => response.refuse(panicked(&response.request, &*panic)),
     };
     if let Err(error) = sent {
         log_unsent(&error);
@@ -437,8 +454,8 @@ fn log_unsent(error: &Error) {
 }
 
 /// A call that is being handled: its caller, procedure and deadline. Clones can be kept, and do not keep the engine alive.
+#[derive(Clone)]
 pub struct Request {
-    engine: Engine,
     endpoint: Endpoint,
     id: RequestId,
     declaration: Arc<Declaration<EngineEnv>>,
@@ -449,18 +466,10 @@ pub struct Request {
 }
 
 impl Request {
-    fn new(shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>) -> (Request, RequestContent) {
-        let Incoming { request: id, link, peer, provider, declaration, deadline, one_way, trace, body, leases, .. } = incoming;
-        let endpoint = Endpoint::new(shared.clone(), peer, 0);
-        let engine = Engine::from_shared(shared.clone());
-        let request = Request { engine, endpoint, id, declaration, provider, deadline, one_way, trace };
-        (request, RequestContent { link, leases, body })
-    }
-
     /// The engine that was called. The reference does not keep it alive; a clone does, so a handler that keeps a handle for
     /// longer than its call should keep the [`WeakEngine`](crate::WeakEngine) that [`Engine::downgrade`] returns.
     pub fn engine(&self) -> &Engine {
-        &self.engine
+        self.endpoint.of_engine()
     }
 
     /// The caller. It owns the bulks that it did not forward from others, and can be called in turn.
@@ -481,7 +490,7 @@ impl Request {
     /// True when the caller no longer takes a response: it has cancelled the call, timed out, or disconnected; also in a forked
     /// child, which can't respond. A one-way call is not cancelled when its caller disconnects.
     pub fn is_cancelled(&self) -> bool {
-        let core = &self.engine.shared().core;
+        let core = &self.shared().core;
         self.remaining().is_zero() || core.is_forked() || !core.with_proto(|proto| proto.is_wanted(self.id))
     }
 
@@ -504,6 +513,10 @@ impl Request {
     /// `opentelemetry` the handler's span is a part of that trace.
     pub fn trace_context(&self) -> Option<&TraceContext> {
         self.trace.as_deref()
+    }
+
+    fn shared(&self) -> &Arc<EngineShared> {
+        self.endpoint.shared()
     }
 
     fn declaration(&self) -> &Declaration<EngineEnv> {
@@ -539,17 +552,7 @@ impl Request {
             Some(calls) => calls.answered(sent, kind, arrived.map_or(0, |arrived| nanos(arrived.elapsed()))),
             None => {}
         }
-        self.engine.shared().tell_monitor(|monitor| monitor.handler_ended(&self.monitored(), error));
-    }
-}
-
-impl Clone for Request {
-    fn clone(&self) -> Request {
-        let Request { ref engine, ref endpoint, id, ref declaration, provider, deadline, one_way, ref trace } = *self;
-        // Not a clone of the handle, which would keep the engine alive: async handlers keep clones of requests.
-        let engine = Engine::from_shared(engine.shared().clone());
-        let (endpoint, declaration, trace) = (endpoint.clone(), declaration.clone(), trace.clone());
-        Request { engine, endpoint, id, declaration, provider, deadline, one_way, trace }
+        self.shared().tell_monitor(|monitor| monitor.handler_ended(&self.monitored(), error));
     }
 }
 
@@ -557,13 +560,6 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Request(`{}` of provider {} by {:?})", self.procedure(), self.provider, self.endpoint)
     }
-}
-
-/// The body of a request and its leases, for the handler.
-struct RequestContent {
-    link: LinkId,
-    leases: LeaseRange,
-    body: Body<Slice>,
 }
 
 thread_local! {
@@ -596,13 +592,12 @@ impl<R> Responder<R> {
 
     /// Responds that the procedure failed: the caller gets [`Error::Failed`] with the message.
     pub fn fail(self, message: impl Into<String>) {
-        let _ = self.refuse(Status::Failed(Status::clip(message.into())));
-    }
-
-    fn refuse(self, status: Status) -> crate::Result<()> {
-        self.response.answer(Err(status))
+        let _ = self.response.refuse(Status::Failed(Status::clip(message.into())));
     }
 }
+
+/// Whether the caller gets the response. An [`Error`] is large, and a result that is moved for each call had better be small.
+type Answered = Result<(), Box<Error>>;
 
 /// The response that one request is owed. It knows nothing of the result's type, so that programs have one copy of its code, and
 /// not one for each procedure.
@@ -614,45 +609,35 @@ struct OwedResponse {
 }
 
 impl OwedResponse {
-    fn new(request: Request, side: Arc<RespondingSide>) -> OwedResponse {
-        let span = HandlerSpan::begin(request.engine.shared(), || request.monitored(), request.trace_context());
-        OwedResponse { request, side, span, answered: AtomicBool::new(false) }
-    }
-
     /// Parks this one-way call, whose arguments need at least `memory` bytes: it is handled again when that much is free.
-    fn wait_for_memory(self, content: RequestContent, memory: usize) {
+    fn wait_for_memory(&self, link: LinkId, leases: LeaseRange, body: Body<Slice>, memory: usize) {
         self.answered.store(true, Ordering::Relaxed);
-        let Request { endpoint, id, declaration, provider, deadline, one_way, trace, .. } = &self.request;
+        let Request { endpoint, id, declaration, provider, deadline, one_way, trace } = self.request.clone();
         let incoming = Incoming {
-            request: *id,
-            link: content.link,
+            request: id,
+            link,
             peer: endpoint.tag().clone(),
-            provider: *provider,
-            declaration: declaration.clone(),
-            deadline: *deadline,
-            one_way: *one_way,
+            provider,
+            declaration,
+            deadline,
+            one_way,
             again: true,
             stamp: 0,
-            trace: trace.clone(),
-            body: content.body,
-            leases: content.leases,
+            trace,
+            body,
+            leases,
         };
-        self.request.engine.shared().core.exec_unless_forked(|proto| proto.park(incoming, memory));
+        self.request.shared().core.exec_unless_forked(|proto| proto.park(Box::new(incoming), memory));
     }
 
-    fn answer(&self, reply: Result<Reply<'_, EngineEnv>, Status>) -> crate::Result<()> {
-        let reply = match reply {
-            Ok(reply) => reply,
-            Err(status) => return self.answer_refused(status),
-        };
+    fn answer(&self, reply: &mut Reply<'_, EngineEnv>) -> Answered {
         self.answered.store(true, Ordering::Relaxed);
         let request = &self.request;
-        let shared = request.engine.shared();
+        let shared = request.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let (sent, arrived) = (reply.content.len(), self.arrival());
         let answered = shared.core.exec(|proto| proto.respond(request.id, Ok(reply)));
         shared.core.answered();
-        // An `Error` is large: the usual case does not move one.
         match answered {
             Ok(()) => {
                 request.note_end(&self.side, sent, arrived, None);
@@ -666,19 +651,19 @@ impl OwedResponse {
 
     /// The caller did not get its result.
     #[cold]
-    fn not_answered(&self, sent: usize, arrived: Option<Instant>, failure: Failure) -> Error {
+    fn not_answered(&self, sent: usize, arrived: Option<Instant>, failure: Failure) -> Box<Error> {
         let error = self.request.error(failure);
         self.request.note_end(&self.side, sent, arrived, Some(&error));
         self.span.end(|| self.request.monitored(), Some(&error));
-        self.request.engine.shared().finalizing().recheck();
-        error
+        self.request.shared().finalizing().recheck();
+        Box::new(error)
     }
 
     #[cold]
-    fn answer_refused(&self, status: Status) -> crate::Result<()> {
+    fn refuse(&self, status: Status) -> Answered {
         self.answered.store(true, Ordering::Relaxed);
         let request = &self.request;
-        let shared = request.engine.shared();
+        let shared = request.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let (refusal, arrived) = (request.error(Failure::Refused(status.clone())), self.arrival());
         let answered = shared.core.exec(|proto| proto.respond(request.id, Err(status))).map_err(|failure| request.error(failure));
@@ -687,7 +672,7 @@ impl OwedResponse {
         request.note_end(&self.side, 0, arrived, Some(error));
         self.span.end(|| request.monitored(), Some(error));
         shared.finalizing().recheck();
-        answered
+        answered.map_err(Box::new)
     }
 
     /// When the request arrived, where its handler is measured until the answer.
@@ -696,7 +681,7 @@ impl OwedResponse {
         if self.side.answers == AnswerTime::OnReturn || self.side.calls.is_none() {
             return None;
         }
-        self.request.engine.shared().core.with_proto(|proto| proto.arrival(self.request.id))
+        self.request.shared().core.with_proto(|proto| proto.arrival(self.request.id))
     }
 }
 
@@ -710,50 +695,49 @@ impl<R: Serialize> Responder<R> {
     /// # Panics
     /// If the value's `Serialize` does; the caller gets [`Error::HandlerPanicked`].
     pub fn respond(self, result: &R) -> crate::Result<()> {
-        self.try_respond(result).unwrap_or_else(|panic| resume_unwind(panic))
-    }
-
-    /// As `respond`, with the panic of a value that panics while it is encoded, which the caller gets.
-    fn try_respond(self, result: &R) -> std::thread::Result<crate::Result<()>> {
-        let OwedResponse { request, side, .. } = &self.response;
-        self.response.respond(&mut |buffer| encode_message(result, buffer, request.engine.shared(), &side.results))
+        self.response.try_respond(result).unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| *error)
     }
 }
 
 impl OwedResponse {
+    /// As [`Responder::respond`], with the panic of a value that panics while it is encoded, which the caller gets.
+    fn try_respond<R: Serialize>(&self, result: &R) -> std::thread::Result<Answered> {
+        let OwedResponse { request, side, .. } = self;
+        self.respond(&mut |buffer, leases| encode_message(result, buffer, leases, request.shared(), &side.results))
+    }
+
     /// Responds with what `encode` encodes.
-    fn respond<'a>(&self, encode: &mut dyn FnMut(&mut Vec<u8>) -> Encoding<'a>) -> std::thread::Result<crate::Result<()>> {
-        let eager = self.request.engine.shared().config.eager_limit;
-        with_encode_buffer(|buffer| {
-            if self.request.one_way {
-                let reply = Reply { content: OutgoingBody::Small(&[]), result: 0, shape: &[], leases: Vec::new() };
-                return Ok(self.answer(Ok(reply)));
+    fn respond(&self, encode: EncodeMessage<'_, '_>) -> std::thread::Result<Answered> {
+        let request = &self.request;
+        if request.one_way {
+            let content = OutgoingBody::Small(&[]);
+            return Ok(self.answer(&mut Reply { content, result: 0, shape: &[], leases: Vec::new() }));
+        }
+        let (mut buffer, mut leases) = (EncodeBuffer::take(), Vec::new());
+        let declared = match catch_unwind(AssertUnwindSafe(|| encode(&mut buffer, &mut leases))) {
+            Ok(Ok(declared)) => declared,
+            Ok(Err(failed)) => {
+                let error = failed.error(&request.endpoint.address(), MessageSide::Result, request.procedure());
+                let reason = match &error {
+                    Error::Encode { reason, .. } => reason.clone(),
+                    error => error.to_string(),
+                };
+                let _ = self.refuse(Status::Encode(Status::clip(reason)));
+                return Ok(Err(Box::new(error)));
             }
-            let (leases, declared) = match catch_unwind(AssertUnwindSafe(|| encode(buffer))) {
-                Ok(Ok(encoded)) => encoded,
-                Ok(Err(failed)) => {
-                    let error = failed.error(&self.request.endpoint.address(), MessageSide::Result, self.request.procedure());
-                    let reason = match &error {
-                        Error::Encode { reason, .. } => reason.clone(),
-                        error => error.to_string(),
-                    };
-                    let _ = self.answer(Err(Status::Encode(Status::clip(reason))));
-                    return Ok(Err(error));
-                }
-                Err(panic) => {
-                    let _ = self.answer(Err(panicked(&self.request, &*panic)));
-                    return Err(panic);
-                }
-            };
-            let content = outgoing_body(buffer, eager);
-            Ok(self.answer(Ok(Reply { content, result: declared.number, shape: &declared.shape, leases })))
-        })
+            Err(panic) => {
+                let _ = self.refuse(panicked(request, &*panic));
+                return Err(panic);
+            }
+        };
+        let content = outgoing_body(&mut buffer, request.shared().config.eager_limit);
+        Ok(self.answer(&mut Reply { content, result: declared.number, shape: &declared.shape, leases }))
     }
 }
 
 impl Drop for OwedResponse {
     fn drop(&mut self) {
-        if self.answered.load(Ordering::Relaxed) || self.request.engine.shared().core.is_forked() {
+        if self.answered.load(Ordering::Relaxed) || self.request.shared().core.is_forked() {
             return;
         }
         let status = if std::thread::panicking() {
@@ -772,7 +756,7 @@ impl Drop for OwedResponse {
             }
             Status::NoResponse
         };
-        let _ = self.answer(Err(status));
+        let _ = self.refuse(status);
     }
 }
 

@@ -15,8 +15,8 @@ use super::bounded;
 use super::calling::calling_handler;
 use super::span::CallSpan;
 use crate::engine::{
-    CallPath, Encoding, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed, deadline, decoding,
-    encode_message, outgoing_body, with_encode_buffer,
+    CallPath, EncodeBuffer, EncodeMessage, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed,
+    deadline, decoding, encode_message, outgoing_body,
 };
 use crate::memory::{SentRegion, Slice};
 use crate::progress::{Completion, EngineEnv, OperationOutcome, OwnCompletion, error_of, wait_any};
@@ -89,14 +89,29 @@ struct CallTarget {
     trace: Option<Arc<TraceContext>>,
 }
 
-/// A call in progress: its completion, and its id.
+/// A call that is begun, where it stays: to move it takes longer than most that is done with it.
 struct StartedCall {
     completion: OwnCompletion,
     id: CallId,
+    /// `None` where the protocol watches it.
+    deadline: Option<Instant>,
     beginning: CallBeginning,
 }
 
+impl StartedCall {
+    /// One that [`Call::begin`] begins.
+    fn new() -> StartedCall {
+        StartedCall {
+            completion: OwnCompletion::new(),
+            id: CallId::default(),
+            deadline: None,
+            beginning: CallBeginning::default(),
+        }
+    }
+}
+
 /// What is measured of a call when it begins.
+#[derive(Default)]
 struct CallBeginning {
     /// On the engine's clock.
     at: u64,
@@ -110,11 +125,11 @@ struct CallBeginning {
     span: CallSpan,
 }
 
-/// A one-way call that was to be started.
+/// What became of a call that was to be started.
 enum Begun {
-    Started(StartedCall),
-    /// The peer has not granted credit for its cost.
-    NoCredit(CallBeginning, Option<u32>),
+    Started,
+    /// It is a one-way call, and the peer has not granted credit for its cost.
+    NoCredit(Option<u32>),
 }
 
 /// A procedure at an endpoint; made by [`Procedure::on`].
@@ -167,8 +182,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         if let Some(content) = InPlace::of(&arguments).filter(|content| content.bytes.len() > self.eager_limit()) {
             return self.call_in_place(&content);
         }
-        let (started, deadline) = self.begin(arguments, None, false, false)?;
-        self.target.wait(&started, Some(deadline))
+        let mut started = StartedCall::new();
+        self.begin(arguments, None, None, CallForm::default(), &mut started)?;
+        self.target.wait(&started)
     }
 
     /// As `call`, with the arguments sent from where they lie: to copy a large message into a buffer of its own, and out of the
@@ -181,8 +197,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         // Closed when the call has ended, however it ends: what is still being sent of it then gets no further access.
         let sent = SentRegion::new([&head[..], content.bytes]);
         let body = Some(Slice::whole(sent.region()));
-        let (started, deadline) = self.started(content, body, None, false, false)?;
-        self.target.wait(&started, Some(deadline))
+        let mut started = StartedCall::new();
+        self.begin(content, body, None, CallForm::default(), &mut started)?;
+        self.target.wait(&started)
     }
 
     fn eager_limit(&self) -> usize {
@@ -195,7 +212,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// What is known at once: arguments that can't be encoded or are too large, a finalized engine, an endpoint of another
     /// engine. The rest comes through the `Pending`.
     pub fn start(&self, arguments: &A) -> Result<Pending<R>> {
-        let (started, _) = self.begin(arguments, None, true, false)?;
+        let mut started = StartedCall::new();
+        self.begin(arguments, None, None, CallForm { timed: true, ..CallForm::default() }, &mut started)?;
         Ok(Pending { target: self.target.clone(), started, _result: PhantomData })
     }
 
@@ -243,8 +261,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     pub fn notify(&self, arguments: &A) -> Result<()> {
         let until = deadline(Instant::now(), self.target.timeout);
         loop {
-            let (started, _) = self.begin(arguments, Some(until), false, true)?;
-            match self.target.wait_until_sent(&started, until) {
+            let mut started = StartedCall::new();
+            self.begin(arguments, None, Some(until), CallForm { one_way: true, ..CallForm::default() }, &mut started)?;
+            match self.target.wait_until_sent(&started) {
                 // The peer has refused the announcement, and may accept it when it has handled other calls.
                 Err(Error::Busy { .. }) if self.target.await_credit(None, until) => {}
                 sent => return sent,
@@ -264,14 +283,18 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     pub async fn notify_async(&self, arguments: &A) -> Result<()> {
         let until = deadline(Instant::now(), self.target.timeout);
         loop {
-            let (sent, cost) = match self.try_begin(arguments, until)? {
-                Begun::Started(started) => (self.target.sent(&started, until).await, None),
-                Begun::NoCredit(beginning, cost) => {
+            let (mut started, form) =
+                (StartedCall::new(), CallForm { one_way: true, returns_without_credit: true, timed: false });
+            let (sent, cost) = match self.begin(arguments, None, Some(until), form, &mut started)? {
+                Begun::Started => (self.target.sent(&started, until).await, None),
+                Begun::NoCredit(cost) => {
                     let error = self.target.behind(cost);
-                    self.target.note_end(&beginning, None, 0, Some(&error));
+                    self.target.note_end(&started.beginning, None, 0, Some(&error));
                     (Err(error), cost)
                 }
             };
+            // Its span ends here, and not with the wait for credit.
+            drop(started);
             match sent {
                 Err(Error::Busy { .. }) if self.target.credit(cost, until).await => {}
                 sent => return sent,
@@ -279,52 +302,31 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         }
     }
 
-    /// Starts a one-way call, if the peer has granted credit for it.
-    fn try_begin(&self, arguments: &A, until: Instant) -> Result<Begun> {
-        self.encoded(arguments, None, Some(until), CallForm { timed: false, one_way: true, waits: false }).map(|(begun, _)| begun)
-    }
-
-    fn begin(&self, arguments: &A, until: Option<Instant>, timed: bool, one_way: bool) -> Result<(StartedCall, Instant)> {
-        self.started(arguments, None, until, timed, one_way)
-    }
-
-    fn started(
-        &self,
-        arguments: &(impl Serialize + ?Sized),
-        body: Option<Slice>,
-        until: Option<Instant>,
-        timed: bool,
-        one_way: bool,
-    ) -> Result<(StartedCall, Instant)> {
-        match self.encoded(arguments, body, until, CallForm { timed, one_way, waits: true })? {
-            (Begun::Started(started), deadline) => Ok((started, deadline)),
-            // It waits for credit, so this does not happen.
-            (Begun::NoCredit(_, cost), _) => Err(self.target.behind(cost)),
-        }
-    }
-
     /// Encodes the arguments, and starts the call. `body` is what to send where it need not be encoded: then the arguments only
     /// show their type.
-    fn encoded(
+    fn begin(
         &self,
         arguments: &(impl Serialize + ?Sized),
         body: Option<Slice>,
         until: Option<Instant>,
         form: CallForm,
-    ) -> Result<(Begun, Instant)> {
+        started: &mut StartedCall,
+    ) -> Result<Begun> {
         let CallTarget { shared, info, .. } = &self.target;
-        let mut encode = |buffer: &mut Vec<u8>| encode_message(arguments, buffer, shared, &info.arguments);
-        self.target.begin(&mut encode, body, until, self.eager_limit(), form)
+        let encode: EncodeMessage<'_, '_> =
+            &mut |buffer, leases| encode_message(arguments, buffer, leases, shared, &info.arguments);
+        self.target.begin(encode, body, until, form, started)
     }
 }
 
 /// How a call is made.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct CallForm {
+    /// The protocol watches its deadline.
     timed: bool,
     one_way: bool,
-    /// Where a one-way call has no credit, it waits for that.
-    waits: bool,
+    /// Where a one-way call has no credit, it does not wait for that.
+    returns_without_credit: bool,
 }
 
 /// A waiter for credit. Behind a stuck peer, waiters that timed out or were dropped would pile up.
@@ -344,77 +346,95 @@ impl Drop for CreditWaiter<'_> {
 }
 
 impl CallTarget {
-    /// Encodes the arguments by `encode`, or takes `body` in their place, and starts the call. Returns its deadline, too. It knows
-    /// nothing of their type, so that programs have one copy of this code, and not one for each procedure.
-    fn begin<'a>(
+    /// Encodes the arguments by `encode`, or takes `body` in their place, and starts the call. It knows nothing of their type, so that
+    /// programs have one copy of this code, and not one for each procedure.
+    fn begin(
         &self,
-        encode: &mut dyn FnMut(&mut Vec<u8>) -> Encoding<'a>,
+        encode: EncodeMessage<'_, '_>,
         body: Option<Slice>,
         until: Option<Instant>,
-        eager_limit: usize,
-        CallForm { timed, one_way, waits }: CallForm,
-    ) -> Result<(Begun, Instant)> {
-        let CallTarget { shared, info, endpoint, timeout, .. } = self;
+        form: CallForm,
+        started: &mut StartedCall,
+    ) -> Result<Begun> {
+        let CallTarget { shared, info, endpoint, .. } = self;
         shared.check_with(|| format!("call of `{}`", info.name))?;
         shared.check_same_engine(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
-        let completion = OwnCompletion::new();
-        let mut beginning = self.beginning(one_way);
-        let started = with_encode_buffer(|buffer| {
-            let (leases, declared) =
-                encode(buffer).map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
-            let content = body.map_or_else(|| outgoing_body(buffer, eager_limit), OutgoingBody::Large);
-            beginning.sent = content.len();
-            // Encoding runs user code, for as long as that likes: none of it is the peer's, whose silence is measured from here.
-            let now = Instant::now();
-            let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
-            let spec = CallSpec {
-                peer: endpoint.peer(),
-                label: info.label,
-                procedure: declared.number,
-                name: &info.name,
-                shape: &declared.shape,
-                provider: endpoint.provider_id(),
-                content,
-                leases,
-                deadline,
-                trace: beginning.span.trace(),
-                timed,
-                one_way,
-                waiter: completion.clone(),
-            };
-            let started = self.start(spec, now, waits).map_err(|failure| self.error(failure))?;
-            Ok((started, deadline))
-        });
+        self.note_begin(&mut started.beginning, form.one_way);
+        let begun = self.begin_encoded(encode, body, until, form, started);
+        let beginning = &mut started.beginning;
         if shared.statistics.is_on() {
             beginning.at = shared.core.clock();
         }
-        let (started, deadline) = started.inspect_err(|error| self.note_end(&beginning, None, 0, Some(error)))?;
-        let begun = match started {
-            Ok(id) => Begun::Started(StartedCall { completion, id, beginning }),
-            Err(cost) => Begun::NoCredit(beginning, cost),
-        };
-        Ok((begun, deadline))
+        begun.map_err(|error| {
+            self.note_end(beginning, None, 0, Some(&error));
+            *error
+        })
     }
 
-    /// Starts the call. Where a one-way call has no credit, it waits for that, or returns what the call costs.
+    /// The error is boxed, since results of this size are moved at no cost.
+    fn begin_encoded(
+        &self,
+        encode: EncodeMessage<'_, '_>,
+        body: Option<Slice>,
+        until: Option<Instant>,
+        form: CallForm,
+        started: &mut StartedCall,
+    ) -> std::result::Result<Begun, Box<Error>> {
+        let CallTarget { shared, info, endpoint, timeout, .. } = self;
+        let StartedCall { completion, id, deadline: watched, beginning } = started;
+        let (mut buffer, mut leases) = (EncodeBuffer::take(), Vec::new());
+        let declared = encode(&mut buffer, &mut leases)
+            .map_err(|failed| Box::new(failed.error(&endpoint.address(), MessageSide::Arguments, &info.name)))?;
+        // Encoding runs user code, for as long as that likes: none of it is the peer's, whose silence is measured from here.
+        let now = Instant::now();
+        let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
+        *watched = (!form.timed).then_some(deadline);
+        let mut spec = CallSpec {
+            peer: endpoint.peer(),
+            label: info.label,
+            procedure: declared.number,
+            name: &info.name,
+            shape: &declared.shape,
+            provider: endpoint.provider_id(),
+            content: match body {
+                Some(body) => OutgoingBody::Large(body),
+                None => outgoing_body(&mut buffer, shared.config.eager_limit),
+            },
+            leases,
+            deadline,
+            trace: beginning.span.trace(),
+            timed: form.timed,
+            one_way: form.one_way,
+            waiter: &**completion,
+        };
+        beginning.sent = spec.content.len();
+        match self.start(&mut spec, now, form) {
+            Ok(started) => {
+                *id = started;
+                Ok(Begun::Started)
+            }
+            Err(Rejected::NoCredit(cost)) => Ok(Begun::NoCredit(cost)),
+            Err(Rejected::Failed(failure)) => Err(Box::new(self.error(*failure))),
+        }
+    }
+
+    /// Starts the call. Where a one-way call has no credit, it waits for that, unless its form says otherwise.
     fn start(
         &self,
-        mut spec: CallSpec<'_, EngineEnv>,
+        spec: &mut CallSpec<'_, EngineEnv>,
         mut now: Instant,
-        waits: bool,
-    ) -> std::result::Result<std::result::Result<CallId, Option<u32>>, Failure> {
+        form: CallForm,
+    ) -> std::result::Result<CallId, Rejected> {
         let core = &self.shared.core;
         loop {
             match core.exec_start(now, |proto| proto.call(spec, now)) {
-                Ok(id) => return Ok(Ok(id)),
-                Err(Rejected::Failed(failure)) => return Err(failure),
-                Err(Rejected::NoCredit(_, cost)) if !waits => return Ok(Err(cost)),
-                Err(Rejected::NoCredit(again, cost)) => {
-                    if !self.await_credit(cost, again.deadline) {
-                        return Err(core.with_proto(|proto| proto.behind(again.peer, cost)));
+                Err(Rejected::NoCredit(cost)) if !form.returns_without_credit => {
+                    if !self.await_credit(cost, spec.deadline) {
+                        return Err(Rejected::Failed(Box::new(core.with_proto(|proto| proto.behind(spec.peer, cost)))));
                     }
-                    (spec, now) = (*again, Instant::now());
+                    now = Instant::now();
                 }
+                started => return started,
             }
         }
     }
@@ -430,15 +450,17 @@ impl CallTarget {
 
     /// A call begins.
     #[inline]
-    fn beginning(&self, one_way: bool) -> CallBeginning {
+    fn note_begin(&self, beginning: &mut CallBeginning, one_way: bool) {
         let CallTarget { shared, info, endpoint, trace, .. } = self;
-        let parent = if shared.statistics.is_on() { calling_handler(&shared.core) } else { 0 };
-        let span = CallSpan::begin(shared, &info.name, endpoint, one_way, trace.as_deref());
-        let beginning = CallBeginning { at: 0, parent, sent: 0, one_way, monitored: shared.monitored_id(), span };
-        if beginning.monitored > 0 {
-            shared.tell_monitor(|monitor| monitor.call_begins(&self.monitored(&beginning)));
+        if shared.statistics.is_on() {
+            beginning.parent = calling_handler(&shared.core);
         }
-        beginning
+        beginning.one_way = one_way;
+        beginning.span = CallSpan::begin(shared, &info.name, endpoint, one_way, trace.as_deref());
+        beginning.monitored = shared.monitored_id();
+        if beginning.monitored > 0 {
+            shared.tell_monitor(|monitor| monitor.call_begins(&self.monitored(beginning)));
+        }
     }
 
     fn monitored(&self, beginning: &CallBeginning) -> MonitoredCall<'_> {
@@ -474,12 +496,12 @@ impl CallTarget {
         }
     }
 
-    /// Waits until the call has ended. `deadline` is given where the protocol does not watch it.
+    /// Waits until the call has ended.
     #[inline]
-    fn wait_for_end(&self, started: &StartedCall, deadline: Option<Instant>) -> Result<()> {
+    fn wait_for_end(&self, started: &StartedCall) -> Result<()> {
         self.check_process()?;
         let core = &self.shared.core;
-        if !started.completion.wait(core, deadline) {
+        if !started.completion.wait(core, started.deadline) {
             // Without effect if the response has arrived at the last moment.
             core.exec(|proto| proto.abandon_call(started.id, Failure::Timeout));
             self.shared.check_may_wait(|| format!("call of `{}`", self.info.name))?;
@@ -490,7 +512,7 @@ impl CallTarget {
 
     /// Takes the answer of a call that has ended, and makes its result of it.
     #[inline]
-    fn finish<T>(&self, started: &StartedCall, use_answer: impl FnOnce(Answer<EngineEnv>) -> Result<T>) -> Result<T> {
+    fn finish<T>(&self, started: &StartedCall, use_answer: impl FnOnce(Box<Answer<EngineEnv>>) -> Result<T>) -> Result<T> {
         let (failure, ended) = match started.completion.take() {
             Some(OperationOutcome::Answered(Ok(answer), ended)) => {
                 let received = answer.body.len();
@@ -498,7 +520,7 @@ impl CallTarget {
                 self.note_end(&started.beginning, ended, received, result.as_ref().err());
                 return result;
             }
-            Some(OperationOutcome::Answered(Err(failure), ended)) => (failure, ended),
+            Some(OperationOutcome::Answered(Err(failure), ended)) => (*failure, ended),
             Some(OperationOutcome::Transferred(..)) | None => (Failure::Cancelled, None),
         };
         let error = self.error(failure);
@@ -546,18 +568,18 @@ impl CallTarget {
     }
 
     /// Waits until a one-way call has been sent.
-    fn wait_until_sent(&self, started: &StartedCall, deadline: Instant) -> Result<()> {
-        self.wait_for_end(started, Some(deadline))?;
+    fn wait_until_sent(&self, started: &StartedCall) -> Result<()> {
+        self.wait_for_end(started)?;
         self.finish(started, |_| Ok(()))
     }
 
-    fn wait<R: DeserializeOwned>(&self, started: &StartedCall, deadline: Option<Instant>) -> Result<R> {
-        self.wait_for_end(started, deadline)?;
-        self.finish(started, |answer| self.decode(answer))
+    fn wait<R: DeserializeOwned>(&self, started: &StartedCall) -> Result<R> {
+        self.wait_for_end(started)?;
+        self.finish(started, |answer| self.decode(&answer))
     }
 
-    fn decode<R: DeserializeOwned>(&self, answer: Answer<EngineEnv>) -> Result<R> {
-        let Answer { link, body, declaration, leases } = answer;
+    fn decode<R: DeserializeOwned>(&self, answer: &Answer<EngineEnv>) -> Result<R> {
+        let &Answer { link, ref body, ref declaration, leases } = answer;
         // Before anything is decoded: see `HandlerBase::open`.
         let checked = self.check::<R>(declaration.as_deref());
         decoding(&self.shared, link, leases, || {
@@ -565,7 +587,7 @@ impl CallTarget {
             let limit = self.shared.config.value_limit();
             let mut ask = |memory: usize| (memory <= limit).then_some(limit);
             let decoded = match body {
-                Body::Small(bytes) => bounded::decode_within(&bytes, &mut ask),
+                Body::Small(bytes) => bounded::decode_within(bytes, &mut ask),
                 Body::Large(memory) => bounded::decode_within(&memory.region.take_message(), &mut ask),
             };
             decoded.map(|(value, _)| value).map_err(|reason| Error::Decode {
@@ -633,7 +655,7 @@ impl<R: DeserializeOwned> Pending<R> {
     /// # Errors
     /// As [`Call::call`](crate::Call::call).
     pub fn wait(self) -> Result<R> {
-        self.target.wait(&self.started, None)
+        self.target.wait(&self.started)
     }
 
     /// Blocks until one of the calls has its result, removes that call from the list, and returns its index and its result. The
@@ -666,7 +688,7 @@ impl<R: DeserializeOwned> Future for Pending<R> {
         if !self.target.shared.core.poll_operation(&self.started.completion, context.waker(), true) {
             return Poll::Pending;
         }
-        Poll::Ready(self.target.finish(&self.started, |answer| self.target.decode(answer)))
+        Poll::Ready(self.target.finish(&self.started, |answer| self.target.decode(&answer)))
     }
 }
 

@@ -19,7 +19,7 @@ impl EngineService {
 }
 
 impl Service for EngineService {
-    fn request(&self, incoming: Incoming<EngineEnv>) -> Option<Job> {
+    fn request(&self, incoming: Box<Incoming<EngineEnv>>) -> Option<Job> {
         let shared = self.shared.upgrade()?;
         // A call that was parked for memory has been authorized already.
         if !incoming.again && !shared.authorize.as_ref().is_none_or(|allows| allows(&shared, &incoming)) {

@@ -58,6 +58,7 @@ fn record_end(span: &Span, error: Option<&Error>) {
 }
 
 /// The span of a call, its trace, and when it began: `None` where none of that is wanted.
+#[derive(Default)]
 pub(super) struct CallSpan(Option<Box<OpenCall>>);
 
 struct OpenCall {
@@ -133,7 +134,7 @@ impl OpenCall {
 }
 
 /// The span of a handler, and when it began: `None` where none of that is wanted. Shared by its responder and by what runs it.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct HandlerSpan(Option<Arc<OpenHandler>>);
 
 struct OpenHandler {

@@ -188,9 +188,9 @@ fn one_call_memory_sent_in_a_response_is_denied() {
     let lease = TestLease { token: TOKEN, number: 1 };
     net.with_host(0, |host| {
         host.leased.push(lease.clone());
-        let reply =
+        let mut reply =
             Reply { content: OutgoingBody::Small(b"here is a bulk of mine"), result: 0, shape: b"r", leases: vec![lease] };
-        host.proto.respond(arrived.request, Ok(reply)).unwrap();
+        host.proto.respond(arrived.request, Ok(&mut reply)).unwrap();
     });
     net.advance(MOMENT);
     let Some(TestOutcome::Answered { link, leases, .. }) = net.hosts[1].outcome(asked) else { panic!("not answered") };

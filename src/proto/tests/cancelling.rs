@@ -46,7 +46,7 @@ fn response_that_crosses_its_cancellation_returns_its_leases() {
         let lease = TestLease { token: 7, number: 1 };
         host.leased.push(lease.clone());
         let content = super::OutgoingBody::Small(b"late, and with a bulk");
-        host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![lease] })).unwrap();
+        host.proto.respond(arrived.request, Ok(&mut Reply { content, result: 0, shape: b"r", leases: vec![lease] })).unwrap();
     });
     net.cancel(0, op);
     assert_failed!(net.hosts[0], op, Failure::Cancelled);
@@ -140,7 +140,7 @@ fn large_response_cancelled_at_any_point_leaves_nothing_behind() {
             let lease = TestLease { token: 9, number: 5 };
             host.leased.push(lease.clone());
             let content = super::host::content(&[7; LARGE]);
-            let _ = host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![lease] }));
+            let _ = host.proto.respond(arrived.request, Ok(&mut Reply { content, result: 0, shape: b"r", leases: vec![lease] }));
         });
         for _ in 0..steps {
             if !net.step() {

@@ -207,8 +207,8 @@ impl Net {
                 self.wires[wire].ends[side].link = None;
                 self.put(wire, side, WireItem::Closed);
             }
-            Output::CallDone { waiter, result } => host.call_done(waiter, result),
-            Output::TransferDone { waiter, result } => host.transfer_done(waiter, result),
+            Output::CallDone { waiter, result } => host.call_done(waiter, result.map_err(|failure| *failure)),
+            Output::TransferDone { waiter, result } => host.transfer_done(waiter, result.map_err(|failure| *failure)),
             Output::Request(incoming) => host.request(incoming),
             Output::Cancelled { request } => host.cancelled.push(request),
             Output::LeaseReleased(lease) => host.unleased.push(lease),

@@ -163,7 +163,7 @@ impl Host {
         }
     }
 
-    pub fn call_done(&mut self, op: Op, result: Result<Answer<TestEnv>, Failure>) {
+    pub fn call_done(&mut self, op: Op, result: Result<Box<Answer<TestEnv>>, Failure>) {
         let outcome = match result {
             Ok(answer) => {
                 let (body, _) = body_of(&answer.body);
@@ -180,7 +180,7 @@ impl Host {
         self.outcomes.entry(op).or_default().push(outcome);
     }
 
-    pub fn request(&mut self, incoming: Incoming<TestEnv>) {
+    pub fn request(&mut self, incoming: Box<Incoming<TestEnv>>) {
         self.delivered.insert(incoming.request);
         if self.values > 0 {
             match self.proto.admit_values(incoming.request, self.values) {
@@ -221,7 +221,7 @@ impl Host {
     }
 
     pub fn answer(&mut self, request: RequestId, body: &[u8]) -> Result<(), Failure> {
-        self.proto.respond(request, Ok(reply(body, Vec::new())))
+        self.proto.respond(request, Ok(&mut reply(body, Vec::new())))
     }
 
     pub fn refuse(&mut self, request: RequestId, status: Status) {

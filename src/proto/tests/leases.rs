@@ -115,9 +115,9 @@ fn lease_in_a_response_returns_when_the_caller_releases_it() {
     let arrived = net.hosts[1].take();
     net.with_host(1, |host| {
         host.leased.push(lease(1));
-        let reply =
+        let mut reply =
             Reply { content: OutgoingBody::Small(b"here is a bulk of mine"), result: 0, shape: b"r", leases: vec![lease(1)] };
-        host.proto.respond(arrived.request, Ok(reply)).unwrap();
+        host.proto.respond(arrived.request, Ok(&mut reply)).unwrap();
     });
     net.advance(MOMENT);
     let Some(super::host::TestOutcome::Answered { link, leases, .. }) = net.hosts[0].outcome(op) else { panic!("not answered") };

@@ -65,7 +65,7 @@ fn response_beyond_the_smaller_limit_is_too_large() {
                 let content = super::host::content(&body);
                 let lease = TestLease { token: 1, number: size as u32 };
                 host.leased.push(lease.clone());
-                host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![lease] }))
+                host.proto.respond(arrived.request, Ok(&mut Reply { content, result: 0, shape: b"r", leases: vec![lease] }))
             });
             net.settle();
             if fits {

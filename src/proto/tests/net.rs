@@ -181,7 +181,7 @@ impl Net {
         let now = self.now;
         let host = &mut self.hosts[from];
         host.leased.extend(call.leases.iter().cloned());
-        let spec = CallSpec {
+        let mut spec = CallSpec {
             peer,
             label: 0,
             procedure: call.procedure,
@@ -194,16 +194,16 @@ impl Net {
             trace: call.trace.as_ref(),
             timed: true,
             one_way: call.one_way,
-            waiter: op,
+            waiter: &op,
         };
-        match host.proto.call(spec, now) {
+        match host.proto.call(&mut spec, now) {
             Ok(id) => drop(host.ids.insert(op, OperationId::Call(id))),
-            Err(Rejected::NoCredit(again, _)) => {
+            Err(Rejected::NoCredit(_)) => {
                 // The engine would wait. Here the call fails.
-                host.unleased.extend(again.leases);
+                host.unleased.append(&mut spec.leases);
                 host.call_done(op, Err(Failure::Refused(Status::Busy("no credit".into()))));
             }
-            Err(Rejected::Failed(failure)) => host.call_done(op, Err(failure)),
+            Err(Rejected::Failed(failure)) => host.call_done(op, Err(*failure)),
         }
         self.pump(from);
         op
@@ -254,7 +254,7 @@ impl Net {
     pub fn expose_with_policy(&mut self, host: usize, token: u128, bytes: Vec<u8>, mode: Mode, policy: AccessPolicy) -> Mem {
         let memory = Mem::new(bytes);
         let host = &mut self.hosts[host];
-        host.proto.expose(token, memory.clone(), mode, policy);
+        host.proto.expose(token, memory.clone(), mode, &policy);
         host.exposed.insert(token, memory.clone());
         memory
     }

@@ -279,9 +279,9 @@ fn responses_with_bulks_never_released_are_refused() {
         net.with_host(0, |host| {
             let lease = TestLease { token: TOKEN, number: 1 };
             host.leased.push(lease.clone());
-            let reply =
+            let mut reply =
                 Reply { content: OutgoingBody::Small(b"room for the bulk here "), result: 0, shape: b"r", leases: vec![lease] };
-            match host.proto.respond(arrived.request, Ok(reply)) {
+            match host.proto.respond(arrived.request, Ok(&mut reply)) {
                 Ok(()) => true,
                 Err(Failure::Refused(Status::Busy(_))) => false,
                 Err(other) => panic!("{other:?}"),

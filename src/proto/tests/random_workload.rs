@@ -225,8 +225,8 @@ impl Workload {
         let answer = served(&arrived.body);
         self.net.with_host(host, |host| {
             host.leased.extend(leases.iter().cloned());
-            let reply = reply(&answer, leases.clone());
-            let _ = host.proto.respond(arrived.request, Ok(reply));
+            let mut reply = reply(&answer, leases.clone());
+            let _ = host.proto.respond(arrived.request, Ok(&mut reply));
         });
     }
 

@@ -178,7 +178,7 @@ fn access_by_a_peer_other_than_the_chosen_one_is_denied() {
             TOKEN,
             memory.clone(),
             Mode { read: true, write: true },
-            AccessPolicy { only: Some(chosen), ..AccessPolicy::default() },
+            &AccessPolicy { only: Some(chosen), ..AccessPolicy::default() },
         )
     });
     for (host, allowed) in [(0, true), (2, false)] {

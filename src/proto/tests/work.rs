@@ -150,8 +150,8 @@ fn cancelled_responses_take_linear_time() {
         let requests: Vec<_> = (0..n).map(|number| engine.net.hosts[0].proto.links[link].requests[&number]).collect();
         let memory = Mem::new(vec![0; 1 << 10]);
         for request in requests {
-            let reply = Reply { content: OutgoingBody::Large(memory.clone()), result: 0, shape: b"r", leases: Vec::new() };
-            assert!(engine.step(|net| net.hosts[0].proto.respond(request, Ok(reply))).is_ok());
+            let mut reply = Reply { content: OutgoingBody::Large(memory.clone()), result: 0, shape: b"r", leases: Vec::new() };
+            assert!(engine.step(|net| net.hosts[0].proto.respond(request, Ok(&mut reply))).is_ok());
         }
         engine.receive(link, &frames((0..n).rev(), |call| Message::Cancel { call }));
         engine.spent
@@ -360,8 +360,8 @@ fn with_leases(count: u64, one: bool) -> (EngineUnderTest, LinkId) {
     let request = engine.net.hosts[0].proto.links[link].requests[&1];
     let token = |n: u64| if one { TOKEN } else { TOKEN + 1 + u128::from(n) };
     let leases = (0..count).map(|n| TestLease { token: token(n), number: n as u32 }).collect();
-    let reply = Reply { content: OutgoingBody::Small(b""), result: 0, shape: b"r", leases };
-    assert!(engine.step(|net| net.hosts[0].proto.respond(request, Ok(reply))).is_ok());
+    let mut reply = Reply { content: OutgoingBody::Small(b""), result: 0, shape: b"r", leases };
+    assert!(engine.step(|net| net.hosts[0].proto.respond(request, Ok(&mut reply))).is_ok());
     engine.spent = Duration::ZERO;
     (engine, link)
 }

@@ -35,10 +35,10 @@ pub(super) fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
     match message {
         Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size } => {
             let mut head = [0; REQUEST_LEN];
-            head[0] = REQUEST;
-            head[1] = if *one_way { ONE_WAY } else { 0 } | if declaration.is_some() { DECLARES } else { 0 };
-            head[2..4].copy_from_slice(&provider.to_le_bytes());
-            head[4..8].copy_from_slice(&procedure.to_le_bytes());
+            let flags = if *one_way { ONE_WAY } else { 0 } | if declaration.is_some() { DECLARES } else { 0 };
+            // At once, since the checksum reads it so, and next.
+            let first = u64::from(REQUEST) | u64::from(flags) << 8 | u64::from(*provider) << 16 | u64::from(*procedure) << 32;
+            head[..8].copy_from_slice(&first.to_le_bytes());
             head[8..16].copy_from_slice(&call.to_le_bytes());
             head[16..24].copy_from_slice(&budget_us.to_le_bytes());
             head[24..32].copy_from_slice(&size.to_le_bytes());
@@ -52,9 +52,8 @@ pub(super) fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
         Message::Response { call, result, shape, leases, released, size } => {
             let (declares, releases) = (!shape.0.is_empty(), released.count > 0);
             let mut head = [0; RESPONSE_LEN];
-            head[0] = RESPONSE;
-            head[1] = if declares { DECLARES } else { 0 } | if releases { RELEASES } else { 0 };
-            head[4..8].copy_from_slice(&result.to_le_bytes());
+            let flags = if declares { DECLARES } else { 0 } | if releases { RELEASES } else { 0 };
+            head[..8].copy_from_slice(&(u64::from(RESPONSE) | u64::from(flags) << 8 | u64::from(*result) << 32).to_le_bytes());
             head[8..16].copy_from_slice(&call.to_le_bytes());
             head[16..24].copy_from_slice(&size.to_le_bytes());
             head[24..32].copy_from_slice(&leases.first.to_le_bytes());
@@ -74,9 +73,7 @@ pub(super) fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
         Message::Push(range) => out.extend_from_slice(&encoded_range(PUSH, range)),
         Message::Data { stream, id, offset, len } => {
             let mut head = [0; DATA_LEN];
-            head[0] = DATA;
-            head[1] = *stream as u8;
-            head[4..8].copy_from_slice(&len.to_le_bytes());
+            head[..8].copy_from_slice(&(u64::from(DATA) | (*stream as u64) << 8 | u64::from(*len) << 32).to_le_bytes());
             head[8..16].copy_from_slice(&id.to_le_bytes());
             head[16..24].copy_from_slice(&offset.to_le_bytes());
             out.extend_from_slice(&head);
@@ -107,8 +104,9 @@ fn by_postcard<T: serde::Serialize>(value: &T, out: &mut Vec<u8>) {
     encode_by_postcard(value, out).expect("messages are made of integers, strings and bytes, which postcard always takes");
 }
 
-/// Decodes a message, and returns what is behind it.
-pub(super) fn take(bytes: &[u8]) -> postcard::Result<(Message<'_>, &[u8])> {
+/// Decodes a message, and returns what is behind it. The message is written to its place field by field: moved in a `Result`, it would
+/// be copied in pieces that differ from those that were stored, and processors wait for such stores before they load.
+pub(super) fn take<'a>(bytes: &'a [u8], message: &mut Message<'a>) -> postcard::Result<&'a [u8]> {
     match bytes.first() {
         Some(&REQUEST) => {
             let (head, left) = split::<REQUEST_LEN>(bytes)?;
@@ -121,7 +119,8 @@ pub(super) fn take(bytes: &[u8]) -> postcard::Result<(Message<'_>, &[u8])> {
                 DECLARES => postcard::take_from_bytes(left).map(|(declaration, left)| (Some(declaration), left))?,
                 _ => return Err(postcard::Error::DeserializeBadEncoding),
             };
-            Ok((Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size }, left))
+            *message = Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size };
+            Ok(left)
         }
         Some(&RESPONSE) => {
             let (head, left) = split::<RESPONSE_LEN>(bytes)?;
@@ -139,7 +138,8 @@ pub(super) fn take(bytes: &[u8]) -> postcard::Result<(Message<'_>, &[u8])> {
             if unknown != 0 || declares == shape.0.is_empty() || releases == (released.count == 0) {
                 return Err(postcard::Error::DeserializeBadEncoding);
             }
-            Ok((Message::Response { call, result, shape, leases, released, size }, left))
+            *message = Message::Response { call, result, shape, leases, released, size };
+            Ok(left)
         }
         Some(&kind @ (PULL | PUSH)) => {
             let (head, left) = split::<RANGE_LEN>(bytes)?;
@@ -150,7 +150,8 @@ pub(super) fn take(bytes: &[u8]) -> postcard::Result<(Message<'_>, &[u8])> {
             token.copy_from_slice(&head[20..36]);
             let (transfer, owner, offset, len) = (number(head, 4), number(head, 12), number(head, 36), number(head, 44));
             let range = Range { transfer, owner, token, offset, len };
-            Ok((if kind == PULL { Message::Pull(range) } else { Message::Push(range) }, left))
+            *message = if kind == PULL { Message::Pull(range) } else { Message::Push(range) };
+            Ok(left)
         }
         Some(&DATA) => {
             let (head, left) = split::<DATA_LEN>(bytes)?;
@@ -161,17 +162,26 @@ pub(super) fn take(bytes: &[u8]) -> postcard::Result<(Message<'_>, &[u8])> {
                 [3, 0, 0] => Stream::Response,
                 _ => return Err(postcard::Error::DeserializeBadEncoding),
             };
-            Ok((Message::Data { stream, len: word(head, 4), id: number(head, 8), offset: number(head, 16) }, left))
+            *message = Message::Data { stream, len: word(head, 4), id: number(head, 8), offset: number(head, 16) };
+            Ok(left)
         }
         Some(&RELEASE) => {
             let (head, left) = split::<RELEASE_LEN>(bytes)?;
             if head[1..4] != [0; 3] {
                 return Err(postcard::Error::DeserializeBadEncoding);
             }
-            Ok((Message::Release(LeaseRange { first: number(head, 8), count: word(head, 4) }), left))
+            *message = Message::Release(LeaseRange { first: number(head, 8), count: word(head, 4) });
+            Ok(left)
         }
-        _ => postcard::take_from_bytes(bytes),
+        _ => take_other(bytes, message),
     }
+}
+
+#[inline(never)]
+fn take_other<'a>(bytes: &'a [u8], message: &mut Message<'a>) -> postcard::Result<&'a [u8]> {
+    let left;
+    (*message, left) = postcard::take_from_bytes(bytes)?;
+    Ok(left)
 }
 
 #[inline]

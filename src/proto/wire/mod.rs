@@ -323,23 +323,15 @@ pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered
 /// Room for most messages without their bodies.
 const ROOM: usize = 64;
 
-/// Decodes the message of a frame of `len` bytes.
-fn decode(message: &[u8], len: usize) -> Result<Message<'_>, FrameError> {
-    let (message, left) = fixed::take(message)
-        .map_err(|error| FrameError::Broken(format!("a frame of {len} bytes has no valid message: {error}")))?;
-    if !left.is_empty() {
-        return Err(FrameError::Broken(format!("{} bytes follow the message", left.len())));
-    }
-    Ok(message)
-}
-
 /// The first frame of some bytes.
+#[cfg(any(test, fuzzing))]
 #[derive(Debug)]
 pub(crate) enum Frame<'a> {
     Incomplete,
     /// The message, its body, and how many bytes the frame took.
     Whole(Message<'a>, &'a [u8], usize),
     /// As `Whole`, but the body was corrupted in transit.
+    #[cfg_attr(fuzzing, allow(dead_code, reason = "fuzz targets read whole frames only"))]
     Damaged(Message<'a>, usize),
 }
 
@@ -357,9 +349,23 @@ fn is_sound(sum: u32, bytes: &[u8]) -> bool {
     sum == checksum::crc32c(bytes) || cfg!(fuzzing) && sum != u32::MAX
 }
 
-/// Decodes the first frame. It allocates nothing but the texts of a status, which are no longer than the frame.
+/// As [`take_into`], in one value.
+#[cfg(any(test, fuzzing))]
 pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, FrameError> {
-    let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX_LEN>() else { return Ok(Frame::Incomplete) };
+    let mut message = Message::Ping;
+    Ok(match take_into(bytes, &mut message)? {
+        None => Frame::Incomplete,
+        Some((Some(body), len)) => Frame::Whole(message, body, len),
+        Some((None, len)) => Frame::Damaged(message, len),
+    })
+}
+
+/// Decodes the first frame, whose message is written to its place. `None` for an incomplete frame; else the body, unless it was
+/// corrupted in transit, and how many bytes the frame took. It allocates nothing but the texts of a status, which are no longer than
+/// the frame.
+#[expect(clippy::type_complexity, reason = "a type of its own would say no more")]
+pub(crate) fn take_into<'a>(bytes: &'a [u8], message: &mut Message<'a>) -> Result<Option<(Option<&'a [u8]>, usize)>, FrameError> {
+    let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX_LEN>() else { return Ok(None) };
     let word = |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
     let (sum, len, head) = (word(0), word(4) as usize, word(8));
     let (covered, head) = (head & COVERED != 0, (head & !COVERED) as usize);
@@ -369,22 +375,23 @@ pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, FrameError> {
     if head > len {
         return Err(FrameError::Broken(format!("a message of {head} bytes in a frame of {len}")));
     }
-    let Some(message) = rest.get(..head) else { return Ok(Frame::Incomplete) };
+    let Some(encoded) = rest.get(..head) else { return Ok(None) };
     let body = rest.get(head..len);
     // A corrupted length is not waited for; nor is much checked again each time that a little more of the body has arrived.
     if (body.is_some() || head <= EARLY) && !is_sound(sum, &bytes[SUM_LEN..PREFIX_LEN + head]) {
         return Err(FrameError::Damaged);
     }
-    let Some(mut body) = body else { return Ok(Frame::Incomplete) };
-    let message = decode(message, len)?;
-    if covered {
-        let Some((covered, sum)) = body.split_last_chunk::<SUM_LEN>() else {
-            return Err(FrameError::Broken("a body that is shorter than its checksum".to_owned()));
-        };
-        if !is_sound(u32::from_le_bytes(*sum), covered) {
-            return Ok(Frame::Damaged(message, PREFIX_LEN + len));
-        }
-        body = covered;
+    let Some(body) = body else { return Ok(None) };
+    let left = fixed::take(encoded, message)
+        .map_err(|error| FrameError::Broken(format!("a frame of {len} bytes has no valid message: {error}")))?;
+    if !left.is_empty() {
+        return Err(FrameError::Broken(format!("{} bytes follow the message", left.len())));
     }
-    Ok(Frame::Whole(message, body, PREFIX_LEN + len))
+    if !covered {
+        return Ok(Some((Some(body), PREFIX_LEN + len)));
+    }
+    let Some((covered, sum)) = body.split_last_chunk::<SUM_LEN>() else {
+        return Err(FrameError::Broken("a body that is shorter than its checksum".to_owned()));
+    };
+    Ok(Some((is_sound(u32::from_le_bytes(*sum), covered).then_some(covered), PREFIX_LEN + len)))
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::super::calling::CallingHandler;
-use super::{HandlerBase, HandlerError, Request, RequestHandler, Responder, panicked, respond_or_fail, respond_with, text_of};
+use super::{HandlerBase, HandlerError, OwedResponse, Request, RequestHandler, panicked, respond_or_fail, respond_with, text_of};
 use crate::engine::EngineShared;
 use crate::progress::{EngineEnv, Job, JobKind};
 use crate::proto::{Incoming, RequestId};
@@ -35,7 +35,7 @@ where
     F: Fn(Request, A) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<R, E>> + Send + 'static,
 {
-    let respond = |responder: Responder<R>, outcome: std::thread::Result<Result<R, String>>| respond_or_fail(responder, outcome);
+    let respond = |response: &OwedResponse, outcome: std::thread::Result<Result<R, String>>| respond_or_fail(response, outcome);
     spawning(
         move |request, arguments: A| {
             let future = f(request, arguments);
@@ -46,24 +46,25 @@ where
 }
 
 /// The handler of an async closure; `respond` sends what its future was ready with.
-fn spawning<A, R, T, F, Fut>(f: F, respond: fn(Responder<R>, std::thread::Result<T>)) -> impl RequestHandler
+fn spawning<A, T, F, Fut>(f: F, respond: fn(&OwedResponse, std::thread::Result<T>)) -> impl RequestHandler
 where
     A: DeserializeOwned + 'static,
-    R: Serialize + 'static,
     T: 'static,
     F: Fn(Request, A) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = T> + Send + 'static,
 {
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
-        let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) else { return };
-        let request = responder.request().clone();
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Box<Incoming<EngineEnv>>| {
+        let mut slot = (None, None);
+        base.decode::<A>(shared, incoming, &mut slot);
+        let (Some(response), Some(arguments)) = slot else { return };
+        let request = response.request.clone();
         let id = request.id();
-        let called = shared.runtime.within(|| responder.span().run(|| f(request, arguments)));
+        let called = shared.runtime.within(|| response.span.run(|| f(request, arguments)));
         let future = match called {
             Ok(future) => future,
             Err(panic) => {
-                let status = panicked(responder.request(), &*panic);
-                return drop(responder.refuse(status));
+                let status = panicked(&response.request, &*panic);
+                return drop(response.refuse(status));
             }
         };
         let (runtime, engine, calls) = (shared.runtime.clone(), base.shared.clone(), base.side.calls.clone());
@@ -73,7 +74,7 @@ where
             let mut future = DroppedQuietly(future);
             let outcome = poll_fn(|context| {
                 let _calling = CallingHandler::enter(calls.as_deref());
-                let polled = runtime.within(|| responder.span().run(|| future.poll(context)));
+                let polled = runtime.within(|| response.span.run(|| future.poll(context)));
                 match polled {
                     Ok(Poll::Pending) => {
                         entry.get_or_insert_with(|| TaskEntry { engine: engine.clone(), id });
@@ -84,7 +85,9 @@ where
                 }
             })
             .await;
-            respond(responder, outcome);
+            respond(&response, outcome);
+            // Before the task leaves the table.
+            drop(response);
         };
         let (class, engine) = (base.class.clone(), base.shared.clone());
         let schedule = move |runnable| {

@@ -1,11 +1,14 @@
 //! Handlers that make calls: to their caller, to other engines, in a ring, and to their own engine.
 
-use std::sync::Arc;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use calomel::{Engine, Request};
+use calomel::{Bulk, Call, Engine, Request};
+use serde::{Serialize, Serializer};
 
 use crate::support::{BOUND, Net, Pair, eventually};
 
@@ -224,6 +227,99 @@ fn waiting_caller_without_handler_threads_serves_many_calls(net: &Net) {
     assert_eq!(sum, CALLS * (CALLS + 1) / 2);
 }
 
+/// Encoded as the number that a call returns, to which it passes a bulk.
+struct Counted {
+    count: Call<(Bulk, Bulk), u64>,
+    bulk: Bulk,
+    panics: bool,
+}
+
+impl Serialize for Counted {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let sum = self.count.call(&(self.bulk.clone(), self.bulk.clone())).map_err(serde::ser::Error::custom)?;
+        assert!(!self.panics, "told to panic");
+        serializer.serialize_u64(sum)
+    }
+}
+
+/// The message that is encoded, and the one that its value sends meanwhile, keep their bulks apart: each of them is released.
+fn value_that_makes_a_call_while_it_is_encoded_leaves_the_bulks_beside_it_alone(net: &Net) {
+    let pair = net.pair();
+    let sum = |request: &Request, bulk: &Bulk| {
+        let mut bytes = vec![0u8; bulk.len()];
+        bulk.on(request.endpoint()).pull_into(&mut bytes[..]).unwrap();
+        bytes.into_iter().map(u64::from).sum::<u64>()
+    };
+    pair.server.define("count", move |request: &Request, (a, b): (Bulk, Bulk)| sum(request, &a) + sum(request, &b)).unwrap();
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let keeps = kept.clone();
+    pair.server
+        .define("outer", move |request: &Request, (a, inner, b): (Bulk, u64, Bulk)| {
+            let sums = (sum(request, &a), inner, sum(request, &b));
+            keeps.lock().unwrap().extend([a, b]);
+            sums
+        })
+        .unwrap();
+    // Too long to be sent with their content.
+    let exposed = [1u8, 2, 3].map(|byte| pair.client.expose_read_only(vec![byte; 10_000]).unwrap());
+    let [first, inner, last] = exposed.each_ref();
+    for panics in [false, true, false] {
+        let count = pair.client.procedure("count").on(&pair.to_server);
+        let counted = Counted { count, bulk: inner.bulk(), panics };
+        let outer = pair.client.procedure::<(Bulk, Counted, Bulk), (u64, u64, u64)>("outer").on(&pair.to_server).timeout(BOUND);
+        let result = catch_unwind(AssertUnwindSafe(|| outer.call(&(first.bulk(), counted, last.bulk()))));
+        match panics {
+            false => {
+                assert_eq!(result.unwrap().unwrap(), (10_000, 40_000, 30_000));
+                inner.released().wait_timeout(BOUND).unwrap();
+                assert!(!first.released().is_released() && !last.released().is_released(), "the server holds them");
+                kept.lock().unwrap().clear();
+            }
+            true => assert!(result.is_err()),
+        }
+        for exposed in &exposed {
+            exposed.released().wait_timeout(BOUND).unwrap();
+        }
+    }
+}
+
+/// Runs what it holds when its thread ends.
+struct AtEnd(Option<Box<dyn FnOnce()>>);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        if let Some(last) = self.0.take() {
+            last();
+        }
+    }
+}
+
+thread_local! {
+    static AT_END: RefCell<AtEnd> = const { RefCell::new(AtEnd(None)) };
+}
+
+/// Thread-locals are destroyed in the reverse order of their first uses: some of the library's before the program's.
+fn thread_that_is_ending_may_call_with_a_bulk(net: &Net) {
+    let pair = net.pair();
+    pair.server.define("len", |_: &Request, bulk: Option<Bulk>| bulk.map_or(0, |bulk| bulk.len())).unwrap();
+    let exposed = pair.client.expose_read_only(vec![1u8; 10_000]).unwrap();
+    let len = pair.client.procedure::<Option<Bulk>, usize>("len").on(&pair.to_server).timeout(BOUND);
+    for calls_before in 0..3 {
+        let (len, bulk, (sender, receiver)) = (len.clone(), exposed.bulk(), mpsc::channel());
+        let user = thread::spawn(move || {
+            let calls = [None, Some(bulk.clone())];
+            let call = |bulk: &Option<Bulk>| assert_eq!(len.call(bulk).unwrap(), bulk.as_ref().map_or(0, Bulk::len));
+            calls.iter().take(calls_before).for_each(call);
+            let (at_end, last) = (len.clone(), bulk.clone());
+            AT_END.with_borrow_mut(|end| end.0 = Some(Box::new(move || sender.send(at_end.call(&Some(last))).unwrap())));
+            calls.iter().skip(calls_before).for_each(call);
+        });
+        user.join().unwrap();
+        assert_eq!(receiver.recv_timeout(BOUND).unwrap().unwrap(), 10_000, "{calls_before} calls before");
+    }
+    exposed.released().wait_timeout(BOUND).unwrap();
+}
+
 suite![
     eight_nested_calls_between_two_engines_are_answered,
     concurrent_nested_calls_are_answered,
@@ -236,4 +332,6 @@ suite![
     one_way_calls_arrive_while_handlers_at_both_ends_wait,
     waiting_caller_without_handler_threads_serves_calls,
     waiting_caller_without_handler_threads_serves_many_calls,
+    value_that_makes_a_call_while_it_is_encoded_leaves_the_bulks_beside_it_alone,
+    thread_that_is_ending_may_call_with_a_bulk,
 ];

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::progress::Core;
 use crate::proto::LeaseRange;
-use crate::proto::wire::{self, Frame, Message};
+use crate::proto::wire::{self, Message};
 use crate::shape::{DeclarationNumbers, Encoded, Knowledge};
 use crate::transport::{Capabilities, Link, LinkKey, Sink, TransportDriver};
 use crate::{Address, Bulk, BulkMode, Endpoint, Engine, EngineBuilder, Request, Result, Transport};
@@ -59,7 +59,8 @@ fn decode_request() {
     let (arguments, mut out) = (arguments(), Vec::new());
     encode(&arguments, &known(), &mut Vec::new(), &mut out);
     repeat(|| {
-        let Ok(Frame::Whole(message, body, _)) = wire::take(black_box(&out)) else { panic!("no frame") };
+        let mut message = Message::Ping;
+        let Ok(Some((Some(body), _))) = wire::take_into(black_box(&out), &mut message) else { panic!("no frame") };
         assert!(matches!(black_box(message), Message::Request { call: 123_456, .. }));
         assert_eq!(crate::rpc::decode::<Arguments>(body).as_ref(), Ok(&arguments));
     });

@@ -416,7 +416,7 @@ impl Scene {
                 token,
                 memory.clone(),
                 access,
-                AccessPolicy { only: Some(peer), ..AccessPolicy::default() },
+                &AccessPolicy { only: Some(peer), ..AccessPolicy::default() },
             );
         }
         self.tokens[at] = token;
@@ -455,7 +455,7 @@ impl Scene {
                 let body = test_bytes(5, len);
                 self.net.with_host(0, |host| {
                     host.leased.extend(leases.iter().cloned());
-                    let _ = host.proto.respond(request, Ok(host::reply(&body, leases)));
+                    let _ = host.proto.respond(request, Ok(&mut host::reply(&body, leases)));
                 });
             }
             Err(status) => self.net.with_host(0, |host| host.refuse(request, status)),
