@@ -31,11 +31,8 @@ pub(crate) struct Consumed<M> {
     /// So many are done with; the rest begins an incomplete frame, and comes again with more behind it.
     pub used: usize,
     /// The bytes behind those are payload.
-    pub target: Option<BoxedTarget<M>>,
+    pub target: Option<ReceiveTarget<M>>,
 }
-
-/// Nearly all that arrives has no payload, and what became of it is moved each time.
-pub(crate) type BoxedTarget<M> = Box<ReceiveTarget<M>>;
 
 /// Whether bytes were sent at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +64,7 @@ impl PartialFrame {
         &mut self,
         bytes: &'a [u8],
         consume: impl FnOnce(&[u8]) -> Option<Consumed<M>>,
-    ) -> Option<(Option<BoxedTarget<M>>, &'a [u8])> {
+    ) -> Option<(Option<ReceiveTarget<M>>, &'a [u8])> {
         let before = self.0.len();
         let Consumed { used, target } = if before == 0 {
             consume(bytes)?

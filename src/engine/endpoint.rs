@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{Engine, EngineShared, completed, deadline};
 use crate::progress::{EngineEnv, OperationOutcome, OwnCompletion, error_of};
-use crate::proto::{Answer, Body, CallId, Failure, LinkId, PeerId, PeerTag, Question};
+use crate::proto::{Answer, Body, CallId, Failure, LinkId, PeerId, PeerTag, Placed, Question};
 use crate::{Address, Error, MessageSide, Result, Transport};
 
 /// A peer that can be called, or one provider of it. Cheap to clone; dropping it does not disconnect.
@@ -170,7 +170,7 @@ impl Endpoint {
     }
 
     /// Asks the peer, and waits for the answer.
-    fn ask(&self, question: Question, what: &'static str, timeout: Duration) -> Result<Box<Answer<EngineEnv>>> {
+    fn ask(&self, question: Question, what: &'static str, timeout: Duration) -> Result<Placed<Answer<EngineEnv>>> {
         let asked = self.start_asking(question, what, timeout)?;
         if !asked.completion.wait(&self.shared().core, None) {
             // This thread receives the answer, so it can't wait for it.
@@ -206,7 +206,7 @@ struct AskedPeer<'a> {
 }
 
 impl AskedPeer<'_> {
-    fn result(&self) -> Result<Box<Answer<EngineEnv>>> {
+    fn result(&self) -> Result<Placed<Answer<EngineEnv>>> {
         let failure = match self.completion.take() {
             Some(OperationOutcome::Answered(Ok(answer), _)) => return Ok(answer),
             Some(OperationOutcome::Answered(Err(failure), _)) => *failure,

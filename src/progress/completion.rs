@@ -5,13 +5,13 @@ use std::task::Waker;
 
 use super::{Core, EngineEnv};
 use crate::deferred_log::defer;
-use crate::proto::{Answer, Failure};
+use crate::proto::{Answer, Failure, Placed};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
 
 /// The end of an operation, with its time on [`Core::clock`], where the engine measures.
 pub(crate) enum OperationOutcome {
-    Answered(Result<Box<Answer<EngineEnv>>, Box<Failure>>, Option<u64>),
+    Answered(Result<Placed<Answer<EngineEnv>>, Box<Failure>>, Option<u64>),
     Transferred(Result<usize, Box<Failure>>, Option<u64>),
 }
 

@@ -17,6 +17,7 @@ mod own_completion;
 mod polls;
 mod processor;
 mod signal;
+pub(crate) mod spare;
 mod steps;
 mod threads;
 mod timers;
@@ -94,6 +95,14 @@ impl proto::Env for EngineEnv {
     type Lease = LeaseKeepAlive;
     type Verdicts = crate::shape::Verdicts;
     type Carrier = Arc<dyn Link>;
+
+    fn request_place() -> Box<Option<proto::Incoming<EngineEnv>>> {
+        spare::request_place()
+    }
+
+    fn answer_place() -> Box<Option<proto::Answer<EngineEnv>>> {
+        spare::answer_place()
+    }
 }
 
 impl proto::Carrier for Arc<dyn Link> {
@@ -154,7 +163,7 @@ impl Lease for LeaseKeepAlive {
 /// Receives what peers want of this engine.
 pub(crate) trait Service: Send + Sync {
     /// A call has arrived: the job that handles it, or `None` when the call is answered already.
-    fn request(&self, incoming: Box<proto::Incoming<EngineEnv>>) -> Option<Job>;
+    fn request(&self, incoming: proto::Placed<proto::Incoming<EngineEnv>>) -> Option<Job>;
     /// The caller of this request does not accept an answer any more.
     fn cancelled(&self, request: RequestId);
     /// Copies of the content of the memory with this token are stale.

@@ -14,7 +14,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 use super::completion::{ThreadWaiter, with_sleeper};
 use super::{Core, CreatorProcess, EngineEnv};
 use crate::deferred_log::{self, defer};
-use crate::proto::Incoming;
+use crate::proto::{Incoming, Placed};
 
 /// A piece of user code to run: a handler, a task or a timer.
 pub(crate) struct Job {
@@ -25,7 +25,7 @@ pub(crate) struct Job {
 }
 
 pub(crate) enum JobKind {
-    Request(Arc<dyn Handler>, Box<Incoming<EngineEnv>>),
+    Request(Arc<dyn Handler>, Placed<Incoming<EngineEnv>>),
     Task(async_task::Runnable, Arc<HandlerClass>),
     Run(Box<dyn FnOnce() + Send>),
 }
@@ -43,12 +43,12 @@ impl JobKind {
 /// Answers requests.
 pub(crate) trait Handler: Send + Sync {
     fn class(&self) -> &Arc<HandlerClass>;
-    fn handle(&self, incoming: Box<Incoming<EngineEnv>>);
+    fn handle(&self, incoming: Placed<Incoming<EngineEnv>>);
     /// `handle` has returned, on this thread. The times are those that the request has waited for a thread, and that `handle` took, both in
     /// nanoseconds. The first is as exact as the driver's clock, which it reads every few microseconds.
     fn returned(&self, waited: u64, ran: u64);
     /// Answers a request that no thread will handle.
-    fn abandon(&self, incoming: Box<Incoming<EngineEnv>>);
+    fn abandon(&self, incoming: Placed<Incoming<EngineEnv>>);
 }
 
 /// The threads that run handlers, as [`EngineDump`](crate::EngineDump) has them; without those of the program's own

@@ -22,7 +22,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::wire::{Hello, Status};
-use super::{EngineStage, Env, Failure, Incoming, LinkId, Log, Output, Proto, RequestId, broken};
+use super::{EngineStage, Env, Failure, Incoming, LinkId, Log, Output, Placed, Proto, RequestId, broken};
 
 /// Limits beyond which peers are refused. A total limit applies to a peer that has more than its share, which is the limit
 /// divided by the number of connections: so a few peers that use all of it do not lock the others out. Beyond twice the limit
@@ -540,7 +540,7 @@ impl<E: Env> Proto<E> {
 
     /// Parks a one-way call whose values would have taken so much memory and more. It is handed out again when there is room
     /// for them.
-    pub(crate) fn park(&mut self, incoming: Box<Incoming<E>>, memory: usize) {
+    pub(crate) fn park(&mut self, incoming: Placed<Incoming<E>>, memory: usize) {
         let id = incoming.request;
         let is_over = self.stage == EngineStage::Closed;
         let Some(request) = self.requests.get_mut(id).filter(|_| !is_over) else { return self.lose(&incoming) };

@@ -13,8 +13,8 @@ use super::streams::OutStream;
 use super::tables::{self, Chained, Neighbours};
 use super::wire::{BorrowedBytes, Declare, MAX_NAME, Message, Status, Stream};
 use super::{
-    Answer, Body, CallId, Declaration, EngineStage, Env, Failure, Incoming, LeaseRange, LinkId, Memory, Output, PeerId, Proto,
-    RequestId, broken, wire_id,
+    Answer, Body, CallId, Declaration, EngineStage, Env, Failure, Incoming, LeaseRange, LinkId, Memory, Output, PeerId, Placed,
+    Proto, RequestId, broken, wire_id,
 };
 use crate::TraceContext;
 
@@ -171,7 +171,7 @@ pub(super) struct InboundRequest<E: Env> {
     pub values: usize,
     /// Memory for its values that it has waited for, if it has; and the call itself while it waits.
     pub wants: usize,
-    pub parked: Option<Box<Incoming<E>>>,
+    pub parked: Option<Placed<Incoming<E>>>,
     pub body: Option<Box<InboundBody<E>>>,
 }
 
@@ -517,7 +517,7 @@ impl<E: Env> Proto<E> {
     ) {
         let request = &self.requests[key];
         let Some(peer) = self.links[request.link].peer.and_then(|peer| self.peers.get(peer)) else { return };
-        let place = Box::new_uninit();
+        let place = E::request_place();
         let incoming = Incoming {
             request: key,
             link: request.link,
@@ -532,7 +532,7 @@ impl<E: Env> Proto<E> {
             body: Body::empty(),
             leases,
         };
-        let mut incoming = Box::write(place, incoming);
+        let mut incoming = Placed::new(place, incoming);
         fill(&mut incoming.body);
         self.outputs.push_back(Output::Request(incoming));
     }
@@ -701,7 +701,8 @@ impl<E: Env> Proto<E> {
             self.release(id, leases);
             self.abandon_call(key, Failure::TooLarge { size, limit });
         } else if body.len() as u64 == size {
-            let mut answer = Box::write(Box::new_uninit(), Answer { link: id, body: Body::empty(), declaration, leases });
+            let answer = Answer { link: id, body: Body::empty(), declaration, leases };
+            let mut answer = Placed::new(E::answer_place(), answer);
             answer.body.fill(body);
             self.end_call(key, Ok(answer));
         } else if body.is_empty() && call.answer.is_none() {
@@ -721,7 +722,8 @@ impl<E: Env> Proto<E> {
         if answer.arrived == answer.memory.len() {
             let Some(answer) = call.answer.take() else { return };
             let InboundBody { memory, declaration, leases, .. } = *answer;
-            self.end_call(key, Ok(Box::new(Answer { link: id, body: Body::Large(memory), declaration, leases })));
+            let answer = Answer { link: id, body: Body::Large(memory), declaration, leases };
+            self.end_call(key, Ok(Placed::new(E::answer_place(), answer)));
         }
     }
 
@@ -751,7 +753,7 @@ impl<E: Env> Proto<E> {
     }
 
     /// The one place where a call ends.
-    pub(super) fn end_call(&mut self, id: CallId, result: Result<Box<Answer<E>>, Failure>) {
+    pub(super) fn end_call(&mut self, id: CallId, result: Result<Placed<Answer<E>>, Failure>) {
         let Some(mut call) = self.calls.remove(id) else { return };
         if call.timed {
             self.drop_deadline(id, call.deadline);
@@ -776,7 +778,7 @@ impl<E: Env> Proto<E> {
     fn end_one_way(&mut self, id: CallId) {
         let Some(OutgoingCall { link, .. }) = self.calls.get(id) else { return };
         let answer = Answer { link: *link, body: Body::empty(), declaration: None, leases: LeaseRange::default() };
-        self.end_call(id, Ok(Box::new(answer)));
+        self.end_call(id, Ok(Placed::new(E::answer_place(), answer)));
     }
 
     /// The link is open, and the peer's limit is known: ends the one-way calls, which are now sent, and the calls that are too

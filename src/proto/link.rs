@@ -526,7 +526,7 @@ impl<E: Env> Proto<E> {
             if let Message::Data { stream, id: number, offset, len } = message {
                 let target = self.receive_target(id, stream, number, offset, len as usize)?;
                 self.watch(id, now);
-                return Ok(Consumed { used, target: Some(Box::new(target)) });
+                return Ok(Consumed { used, target: Some(target) });
             }
             if self.is_wanted_message(id, &message)? {
                 // Most are of calls, and a message is long: it is not moved for them.

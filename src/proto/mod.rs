@@ -39,6 +39,7 @@ pub(crate) mod wire;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -90,8 +91,37 @@ fn wire_id(key: impl slotmap::Key) -> u64 {
     key.data().as_ffi()
 }
 
+/// A value in a box, which is moved at no cost, and whose memory can be used again.
+pub(crate) struct Placed<T>(Box<Option<T>>);
+
+impl<T> Placed<T> {
+    pub(crate) fn new(mut place: Box<Option<T>>, value: T) -> Placed<T> {
+        *place = Some(value);
+        Placed(place)
+    }
+
+    /// Returns the value and its place.
+    pub(crate) fn take(mut self) -> (T, Box<Option<T>>) {
+        (self.0.take().expect("a value is taken once"), self.0)
+    }
+}
+
+impl<T> Deref for Placed<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        (*self.0).as_ref().expect("a value is in its place")
+    }
+}
+
+impl<T> DerefMut for Placed<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        (*self.0).as_mut().expect("a value is in its place")
+    }
+}
+
 /// The types that the protocol handles without reading them.
-pub(crate) trait Env {
+pub(crate) trait Env: Sized {
     type Memory: Memory;
     /// Learns how a call or a transfer ended.
     type Waiter: Clone;
@@ -101,6 +131,13 @@ pub(crate) trait Env {
     type Verdicts: Default;
     /// Carries the bytes of a link.
     type Carrier: Carrier;
+    /// Memory for a request, and for an answer: used again, where that is worth it.
+    fn request_place() -> Box<Option<Incoming<Self>>> {
+        Box::default()
+    }
+    fn answer_place() -> Box<Option<Answer<Self>>> {
+        Box::default()
+    }
 }
 
 pub(crate) trait Carrier: Clone {
@@ -310,13 +347,13 @@ pub(crate) enum Output<E: Env> {
     },
     CallDone {
         waiter: E::Waiter,
-        result: Result<Box<Answer<E>>, Box<Failure>>,
+        result: Result<Placed<Answer<E>>, Box<Failure>>,
     },
     TransferDone {
         waiter: E::Waiter,
         result: Result<usize, Box<Failure>>,
     },
-    Request(Box<Incoming<E>>),
+    Request(Placed<Incoming<E>>),
     /// The caller of this request no longer takes an answer.
     Cancelled {
         request: RequestId,

@@ -26,19 +26,19 @@ use crate::engine::{
     encode_message, outgoing_body,
 };
 use crate::memory::Slice;
-use crate::progress::{EngineEnv, Handler, HandlerClass, error_of, nanos};
-use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, Reply, RequestId, Status};
+use crate::progress::{EngineEnv, Handler, HandlerClass, error_of, nanos, spare};
+use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, Placed, Reply, RequestId, Status};
 use crate::shape::{Knowledge, Receiver, Shape};
 use crate::{Error, MessageSide, TraceContext};
 pub(super) use tasks::{asynchronous, fallible_async};
 
 /// What a handler does with a request, once it is counted as running.
 pub(super) trait RequestHandler:
-    Fn(&HandlerBase, &Arc<EngineShared>, Box<Incoming<EngineEnv>>) + Send + Sync + 'static
+    Fn(&HandlerBase, &Arc<EngineShared>, Placed<Incoming<EngineEnv>>) + Send + Sync + 'static
 {
 }
 
-impl<H: Fn(&HandlerBase, &Arc<EngineShared>, Box<Incoming<EngineEnv>>) + Send + Sync + 'static> RequestHandler for H {}
+impl<H: Fn(&HandlerBase, &Arc<EngineShared>, Placed<Incoming<EngineEnv>>) + Send + Sync + 'static> RequestHandler for H {}
 
 struct BasedHandler<H> {
     base: HandlerBase,
@@ -50,11 +50,11 @@ impl<H: RequestHandler> Handler for BasedHandler<H> {
         &self.base.class
     }
 
-    fn abandon(&self, incoming: Box<Incoming<EngineEnv>>) {
+    fn abandon(&self, incoming: Placed<Incoming<EngineEnv>>) {
         self.base.abandon(&incoming);
     }
 
-    fn handle(&self, incoming: Box<Incoming<EngineEnv>>) {
+    fn handle(&self, incoming: Placed<Incoming<EngineEnv>>) {
         if self.base.side.calls.is_some() {
             calling::note_begin();
         }
@@ -148,15 +148,16 @@ impl HandlerBase {
     /// Checks the type of a request's arguments, and passes its bytes to `use_bytes`. That is not called when the request was refused.
     /// The response that is owed is made in `slot`, where it stays: to move it from function to function takes longer than what most
     /// of them do.
-    #[expect(clippy::boxed_local, reason = "it comes in a box, and is not moved out of it")]
     fn open(
         &self,
         shared: &Arc<EngineShared>,
-        incoming: Box<Incoming<EngineEnv>>,
+        incoming: Placed<Incoming<EngineEnv>>,
         shape_of: fn() -> Shape,
         slot: &mut Option<OwedResponse>,
         use_bytes: UseBytes<'_>,
     ) {
+        let (incoming, place) = incoming.take();
+        spare::keep_request_place(place);
         let (link, leases) = (incoming.link, incoming.leases);
         let request = Request {
             endpoint: Endpoint::new(shared.clone(), incoming.peer, 0),
@@ -206,7 +207,7 @@ impl HandlerBase {
     fn decode<A: DeserializeOwned>(
         &self,
         shared: &Arc<EngineShared>,
-        incoming: Box<Incoming<EngineEnv>>,
+        incoming: Placed<Incoming<EngineEnv>>,
         (response, decoded): &mut (Option<OwedResponse>, Option<A>),
     ) {
         let has_leases = incoming.leases.count > 0;
@@ -331,7 +332,7 @@ where
     R: Serialize + 'static,
     F: Fn(&Request, A) -> R + Send + Sync + 'static,
 {
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Box<Incoming<EngineEnv>>| {
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Placed<Incoming<EngineEnv>>| {
         let mut slot = (None, None);
         base.decode::<A>(shared, incoming, &mut slot);
         if let (Some(response), Some(arguments)) = (&slot.0, slot.1) {
@@ -349,7 +350,7 @@ where
     E: Into<HandlerError>,
     F: Fn(&Request, A) -> Result<R, E> + Send + Sync + 'static,
 {
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Box<Incoming<EngineEnv>>| {
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Placed<Incoming<EngineEnv>>| {
         let mut slot = (None, None);
         base.decode::<A>(shared, incoming, &mut slot);
         if let (Some(response), Some(arguments)) = (&slot.0, slot.1) {
@@ -366,7 +367,7 @@ where
     R: Serialize + 'static,
     F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
 {
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Box<Incoming<EngineEnv>>| {
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Placed<Incoming<EngineEnv>>| {
         let has_leases = incoming.leases.count > 0;
         base.open(shared, incoming, Shape::of_type::<A::With<'_>>, &mut None, &mut |response, bytes| {
             let mut decoded = None;
@@ -387,7 +388,7 @@ where
     R: Serialize + 'static,
     F: Fn(Responder<R>, A) + Send + Sync + 'static,
 {
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Box<Incoming<EngineEnv>>| {
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Placed<Incoming<EngineEnv>>| {
         let (id, mut slot) = (incoming.request, (None, None));
         base.decode::<A>(shared, incoming, &mut slot);
         if let (Some(response), Some(arguments)) = slot {
@@ -627,7 +628,7 @@ impl OwedResponse {
             body,
             leases,
         };
-        self.request.shared().core.exec_unless_forked(|proto| proto.park(Box::new(incoming), memory));
+        self.request.shared().core.exec_unless_forked(|proto| proto.park(Placed::new(Box::default(), incoming), memory));
     }
 
     fn answer(&self, reply: &mut Reply<'_, EngineEnv>) -> Answered {

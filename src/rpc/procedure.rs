@@ -19,8 +19,8 @@ use crate::engine::{
     deadline, decoding, encode_message, outgoing_body,
 };
 use crate::memory::{SentRegion, Slice};
-use crate::progress::{Completion, EngineEnv, OperationOutcome, OwnCompletion, error_of, wait_any};
-use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, OutgoingBody, Rejected};
+use crate::progress::{Completion, EngineEnv, OperationOutcome, OwnCompletion, error_of, spare, wait_any};
+use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, OutgoingBody, Placed, Rejected};
 use crate::shape::{InPlace, Mismatch, Shape, Verdicts};
 use crate::{Error, MessageSide, Result, TraceContext};
 
@@ -512,7 +512,7 @@ impl CallTarget {
 
     /// Takes the answer of a call that has ended, and makes its result of it.
     #[inline]
-    fn finish<T>(&self, started: &StartedCall, use_answer: impl FnOnce(Box<Answer<EngineEnv>>) -> Result<T>) -> Result<T> {
+    fn finish<T>(&self, started: &StartedCall, use_answer: impl FnOnce(Placed<Answer<EngineEnv>>) -> Result<T>) -> Result<T> {
         let (failure, ended) = match started.completion.take() {
             Some(OperationOutcome::Answered(Ok(answer), ended)) => {
                 let received = answer.body.len();
@@ -575,11 +575,12 @@ impl CallTarget {
 
     fn wait<R: DeserializeOwned>(&self, started: &StartedCall) -> Result<R> {
         self.wait_for_end(started)?;
-        self.finish(started, |answer| self.decode(&answer))
+        self.finish(started, |answer| self.decode(answer))
     }
 
-    fn decode<R: DeserializeOwned>(&self, answer: &Answer<EngineEnv>) -> Result<R> {
-        let &Answer { link, ref body, ref declaration, leases } = answer;
+    fn decode<R: DeserializeOwned>(&self, answer: Placed<Answer<EngineEnv>>) -> Result<R> {
+        let (Answer { link, body, declaration, leases }, place) = answer.take();
+        spare::keep_answer_place(place);
         // Before anything is decoded: see `HandlerBase::open`.
         let checked = self.check::<R>(declaration.as_deref());
         decoding(&self.shared, link, leases, || {
@@ -587,7 +588,7 @@ impl CallTarget {
             let limit = self.shared.config.value_limit();
             let mut ask = |memory: usize| (memory <= limit).then_some(limit);
             let decoded = match body {
-                Body::Small(bytes) => bounded::decode_within(bytes, &mut ask),
+                Body::Small(bytes) => bounded::decode_within(&bytes, &mut ask),
                 Body::Large(memory) => bounded::decode_within(&memory.region.take_message(), &mut ask),
             };
             decoded.map(|(value, _)| value).map_err(|reason| Error::Decode {
@@ -688,7 +689,7 @@ impl<R: DeserializeOwned> Future for Pending<R> {
         if !self.target.shared.core.poll_operation(&self.started.completion, context.waker(), true) {
             return Poll::Pending;
         }
-        Poll::Ready(self.target.finish(&self.started, |answer| self.target.decode(&answer)))
+        Poll::Ready(self.target.finish(&self.started, |answer| self.target.decode(answer)))
     }
 }
 

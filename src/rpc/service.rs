@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use crate::engine::{Engine, EngineShared, LookupResult};
 use crate::progress::{EngineEnv, Job, JobKind, PeerChange, Service};
-use crate::proto::{Incoming, PeerTag, RequestId, Status};
+use crate::proto::{Incoming, PeerTag, Placed, RequestId, Status};
 
 /// The engine's side of progress's [`Service`]. It does not keep the engine alive.
 pub(crate) struct EngineService {
@@ -19,7 +19,7 @@ impl EngineService {
 }
 
 impl Service for EngineService {
-    fn request(&self, incoming: Box<Incoming<EngineEnv>>) -> Option<Job> {
+    fn request(&self, incoming: Placed<Incoming<EngineEnv>>) -> Option<Job> {
         let shared = self.shared.upgrade()?;
         // A call that was parked for memory has been authorized already.
         if !incoming.again && !shared.authorize.as_ref().is_none_or(|allows| allows(&shared, &incoming)) {

@@ -53,7 +53,7 @@ impl Sink for Target {
         self.frames += bytes.len();
         let target = self.lens.pop_front().map(|len| {
             let memory = Some(Slice::whole(&Region::from_vec(vec![0; len])));
-            Box::new(ReceiveTarget { memory, len, total: len })
+            ReceiveTarget { memory, len, total: len }
         });
         Some(Consumed { used: bytes.len(), target })
     }

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use super::env::{Mem, Op, TestCarrier, TestEnv, TestLease};
 use super::{
-    Answer, Body, CallId, Config, Failure, Incoming, LeaseRange, LinkId, Log, Memory, OutgoingBody, PeerId, PeerTag, Proto,
+    Answer, Body, CallId, Config, Failure, Incoming, LeaseRange, LinkId, Log, Memory, OutgoingBody, PeerId, PeerTag, Placed,
+    Proto,
 };
 use super::{Reply, RequestId, Status, TransferId};
 use crate::{Address, TraceContext};
@@ -163,9 +164,10 @@ impl Host {
         }
     }
 
-    pub fn call_done(&mut self, op: Op, result: Result<Box<Answer<TestEnv>>, Failure>) {
+    pub fn call_done(&mut self, op: Op, result: Result<Placed<Answer<TestEnv>>, Failure>) {
         let outcome = match result {
             Ok(answer) => {
+                let (answer, _) = answer.take();
                 let (body, _) = body_of(&answer.body);
                 let shape = answer.declaration.map_or_else(Vec::new, |declaration| declaration.shape.to_vec());
                 TestOutcome::Answered { body, shape, leases: answer.leases, link: answer.link }
@@ -180,7 +182,7 @@ impl Host {
         self.outcomes.entry(op).or_default().push(outcome);
     }
 
-    pub fn request(&mut self, incoming: Box<Incoming<TestEnv>>) {
+    pub fn request(&mut self, incoming: Placed<Incoming<TestEnv>>) {
         self.delivered.insert(incoming.request);
         if self.values > 0 {
             match self.proto.admit_values(incoming.request, self.values) {
@@ -192,6 +194,7 @@ impl Host {
                 }
             }
         }
+        let (incoming, _) = incoming.take();
         let (body, large) = body_of(&incoming.body);
         if incoming.one_way {
             self.notices.push(body.clone());

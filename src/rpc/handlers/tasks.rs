@@ -13,7 +13,7 @@ use super::super::calling::CallingHandler;
 use super::{HandlerBase, HandlerError, OwedResponse, Request, RequestHandler, panicked, respond_or_fail, respond_with, text_of};
 use crate::engine::EngineShared;
 use crate::progress::{EngineEnv, Job, JobKind};
-use crate::proto::{Incoming, RequestId};
+use crate::proto::{Incoming, Placed, RequestId};
 
 /// The handler of an async closure.
 pub(in crate::rpc) fn asynchronous<A, R, F, Fut>(f: F) -> impl RequestHandler
@@ -53,7 +53,7 @@ where
     F: Fn(Request, A) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = T> + Send + 'static,
 {
-    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Box<Incoming<EngineEnv>>| {
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Placed<Incoming<EngineEnv>>| {
         let mut slot = (None, None);
         base.decode::<A>(shared, incoming, &mut slot);
         let (Some(response), Some(arguments)) = slot else { return };

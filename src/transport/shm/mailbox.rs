@@ -541,7 +541,7 @@ impl ShmInbox {
         if let Some(receive_target) = receive_target {
             let measured = receive_target.len > SMALL && receive_target.memory.is_some();
             self.payloads.push_back(ShmPayload {
-                receive_target: *receive_target,
+                receive_target,
                 announced: 0,
                 done: 0,
                 parts: VecDeque::new(),

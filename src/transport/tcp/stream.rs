@@ -230,8 +230,7 @@ impl TcpReceiver {
             };
             let Some(receive_target) = receive_target else { return Ok(true) };
             let sum = covered.load(Ordering::Relaxed).then_some(0);
-            self.payload =
-                Some(TcpPayload { receive_target: *receive_target, got: 0, valid: true, sum, trailer: SmallVec::new() });
+            self.payload = Some(TcpPayload { receive_target, got: 0, valid: true, sum, trailer: SmallVec::new() });
             data = behind;
         }
     }

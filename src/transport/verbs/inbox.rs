@@ -30,7 +30,7 @@ enum InboxItem {
 pub(super) struct VerbsInbox {
     partial: PartialFrame,
     /// Destination of the payload that comes next.
-    receive_target: Option<Box<ReceiveTarget<Slice>>>,
+    receive_target: Option<ReceiveTarget<Slice>>,
     queue: VecDeque<InboxItem>,
 }
 

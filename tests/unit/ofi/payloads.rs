@@ -60,7 +60,7 @@ impl Sink for Answers {
         if let Some(len) = bytes.strip_prefix(&[FRAME]) {
             let len = u32::from_le_bytes(len.try_into().unwrap()) as usize;
             let memory = self.target.as_ref().and_then(|region| Slice::whole(region).part(0, len));
-            return Some(Consumed { used: bytes.len(), target: Some(Box::new(ReceiveTarget { memory, len, total: len })) });
+            return Some(Consumed { used: bytes.len(), target: Some(ReceiveTarget { memory, len, total: len }) });
         }
         if bytes == [SEND] {
             self.send_payloads();

@@ -20,7 +20,7 @@ pub(super) struct OfiInbox {
     next: u32,
     partial: PartialFrame,
     /// Where the payload goes that the byte stream has announced.
-    target: Option<Box<ReceiveTarget<Slice>>>,
+    target: Option<ReceiveTarget<Slice>>,
     /// How much of it has arrived in messages, and whether all of that is right.
     got: usize,
     status: PayloadStatus,
@@ -145,7 +145,7 @@ impl OfiInbox {
         Ok(true)
     }
 
-    fn take_target(&mut self) -> io::Result<Box<ReceiveTarget<Slice>>> {
+    fn take_target(&mut self) -> io::Result<ReceiveTarget<Slice>> {
         if self.payloads.len() >= MAX_ANNOUNCED {
             return Err(broken("more payloads than can be under way"));
         }
@@ -234,7 +234,7 @@ impl OfiInbox {
     }
 
     /// Where a payload goes that is announced under this number.
-    pub(super) fn announced_target(&mut self, number: u64, len: usize, covered: bool) -> io::Result<Box<ReceiveTarget<Slice>>> {
+    pub(super) fn announced_target(&mut self, number: u64, len: usize, covered: bool) -> io::Result<ReceiveTarget<Slice>> {
         let target = self.take_target()?;
         if len != target.len || self.got > 0 {
             return Err(broken("a payload of another length than announced"));

@@ -244,7 +244,7 @@ impl Sink for RingSink<'_> {
                     let receive_target = ReceiveTarget { memory: target.as_ref().and_then(RingTarget::slice), len, total: len };
                     self.regions.extend(target);
                     self.announced += 1;
-                    return Some(Consumed { used: used + 4, target: Some(Box::new(receive_target)) });
+                    return Some(Consumed { used: used + 4, target: Some(receive_target) });
                 }
                 1 if bytes.len() < 100_000 => break,
                 1 | 2 => return None,

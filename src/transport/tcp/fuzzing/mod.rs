@@ -95,7 +95,7 @@ impl Sink for StreamSink {
                 let (memory, len) = (target.as_ref().map(|target| target.slice.clone()), announced.len);
                 let receive_target = ReceiveTarget { memory, len, total: len };
                 self.targets.push(target);
-                return Some(Consumed { used, target: Some(Box::new(receive_target)) });
+                return Some(Consumed { used, target: Some(receive_target) });
             }
         }
         Some(Consumed { used, target: None })

@@ -51,7 +51,7 @@ impl Sink for Received {
         let target = self.target.as_ref().map(Slice::whole);
         Some(Consumed {
             used: bytes.len(),
-            target: target.map(|target| Box::new(ReceiveTarget { len: target.len, total: target.len, memory: Some(target) })),
+            target: target.map(|target| ReceiveTarget { len: target.len, total: target.len, memory: Some(target) }),
         })
     }
 
