@@ -7,6 +7,7 @@ use crate::progress::{Completion, OperationOutcome};
 use crate::sync::Instant;
 
 pub(crate) struct Answer<E>(PhantomData<E>);
+pub(crate) struct Placed<T>(PhantomData<T>);
 
 #[derive(Debug)]
 pub(crate) enum Failure {
