@@ -506,7 +506,7 @@ impl<E: Env> Proto<E> {
         self.outputs.push_back(Output::Cancelled { request: key });
     }
 
-    /// Hands a request out; `fill` fills in the body. All of it is written to its place, since to move it takes longer.
+    /// Hands a request out; `fill` fills in the body, in its place, since to move it takes longer.
     fn deliver(
         &mut self,
         key: RequestId,
