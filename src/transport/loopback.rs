@@ -31,6 +31,8 @@ enum LoopItem {
         to: Arc<LoopEnd>,
         bytes: Vec<u8>,
         payload: Option<Slice>,
+        /// The receiver must report that it has handled them.
+        owed: bool,
     },
     /// A send of this end is complete.
     Sent(Arc<LoopEnd>, Vec<u8>),
@@ -93,8 +95,6 @@ struct LoopEndState {
     closed: bool,
     /// Bytes that the sink has not consumed yet.
     rest: Vec<u8>,
-    /// The receiver must report that it has handled the send of this end.
-    owed: bool,
     /// An empty buffer from the receiver, for reuse.
     spare: Vec<u8>,
 }
@@ -119,18 +119,17 @@ impl Link for LoopLink {
         let Some(peer) = self.0.peer() else { return closed() };
         let Some(inbox) = peer.inbox.upgrade() else { return closed() };
         // The receiver reads the payload's memory, so the send is complete only after that. A sender waits for a receiver that
-        // is far behind, too. `owed` is set before the receiver can see the item.
-        let later = payload.is_some() || inbox.is_long();
+        // is far behind, too. An item says itself that it is owed: the receiver may still be at the one before.
+        let owed = payload.is_some() || inbox.is_long();
         let spare = {
             let mut state = self.0.state.lock();
             if state.closed {
                 return closed();
             }
-            state.owed = later;
             std::mem::take(&mut state.spare)
         };
-        inbox.put(LoopItem::Bytes { to: peer, bytes, payload });
-        if later { Sent::Later } else { Sent::All(spare) }
+        inbox.put(LoopItem::Bytes { to: peer, bytes, payload, owed });
+        if owed { Sent::Later } else { Sent::All(spare) }
     }
 
     fn scheme(&self) -> Transport {
@@ -192,7 +191,7 @@ impl Loopback {
                     sink.connected(key);
                 }
             }
-            LoopItem::Bytes { to, bytes, payload } => self.deliver(&to, bytes, payload, sink),
+            LoopItem::Bytes { to, bytes, payload, owed } => self.deliver(&to, bytes, payload, owed, sink),
             LoopItem::Sent(end, buffer) => {
                 if let Some(key) = end.key() {
                     sink.sent(key, buffer, false);
@@ -207,7 +206,7 @@ impl Loopback {
         }
     }
 
-    fn deliver(&self, to: &Arc<LoopEnd>, mut bytes: Vec<u8>, payload: Option<Slice>, sink: &mut dyn Sink) {
+    fn deliver(&self, to: &Arc<LoopEnd>, mut bytes: Vec<u8>, payload: Option<Slice>, owed: bool, sink: &mut dyn Sink) {
         let key = to.key;
         let mut rest = {
             let mut state = to.state.lock();
@@ -240,15 +239,9 @@ impl Loopback {
         }
         let Some(from) = to.peer() else { return };
         bytes.clear();
-        let owed = {
-            let mut state = from.state.lock();
-            if !state.owed {
-                state.spare = bytes;
-                return;
-            }
-            std::mem::take(&mut state.owed)
-        };
-        if let (true, Some(inbox)) = (owed, from.inbox.upgrade()) {
+        if !owed {
+            from.state.lock().spare = bytes;
+        } else if let Some(inbox) = from.inbox.upgrade() {
             inbox.put(LoopItem::Sent(from, bytes));
         }
     }

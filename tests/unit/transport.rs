@@ -6,11 +6,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::Address;
-use crate::memory::Slice;
+use crate::memory::{Region, Slice};
 use crate::sync::Mutex;
 
 use super::{
-    Consumed, KernelCopyPolicy, Link, LinkKey, PayloadStatus, Reactor, Sent, Shm, ShmOptions, Sink, Tcp, TcpOptions,
+    Consumed, KernelCopyPolicy, Link, LinkKey, Loopback, PayloadStatus, Reactor, Sent, Shm, ShmOptions, Sink, Tcp, TcpOptions,
     TransportDriver,
 };
 
@@ -329,4 +329,70 @@ fn tcp_link_that_was_muted_sends_what_the_socket_did_not_take() {
         }
         reader.join().unwrap();
     }
+}
+
+/// Accepts a link over `loop`, and looks at each arrival what the sender has been told by then.
+struct LoopReceiver<'a> {
+    sender: &'a Loopback,
+    told: Counts,
+    /// For each arrival, how many sends had been reported to the sender.
+    sent_before: Vec<usize>,
+    accepted: Option<Arc<dyn Link>>,
+}
+
+impl Sink for LoopReceiver<'_> {
+    fn accepted(&mut self, _: Address) -> LinkKey {
+        LinkKey(2)
+    }
+    fn attach(&mut self, _: LinkKey, link: Arc<dyn Link>) {
+        self.accepted = Some(link);
+    }
+    fn connected(&mut self, _: LinkKey) {}
+    fn chunk(&mut self, _: LinkKey, _: usize) {}
+    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
+        self.sender.poll(&mut self.told);
+        self.sent_before.push(self.told.sent);
+        Some(Consumed { used: bytes.len(), target: None })
+    }
+    fn payload_done(&mut self, _: LinkKey, _: PayloadStatus) {}
+    fn heard(&mut self, _: LinkKey) {}
+    fn sent(&mut self, _: LinkKey, _: Vec<u8>, _: bool) {}
+    fn returned(&mut self, _: LinkKey) {}
+    fn rma_capable(&mut self, _: LinkKey) {}
+    fn rma_done(&mut self, _: LinkKey, _: u64, _: io::Result<()>) {}
+    fn closed(&mut self, _: LinkKey, _: io::Error) {}
+}
+
+/// A send that ends later ends when the receiver has handled it, not what is before it: were it reported sooner, the next send could
+/// overtake it.
+#[test]
+fn loop_send_is_reported_when_it_is_handled_and_not_what_is_before_it() {
+    let poll = mio::Poll::new().unwrap();
+    let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
+    let make = || Loopback::new(Reactor { registry: poll.registry().try_clone().unwrap(), waker: waker.clone(), first_token: 1 });
+    let (sender, listener) = (make(), make());
+    let address = listener.listen(&"loop://".parse().unwrap()).unwrap();
+    let link = Mutex::new(None);
+    sender.connect(LinkKey(1), &address, &|attached| *link.lock() = Some(attached)).unwrap();
+    let link = link.lock().take().unwrap();
+    let mut receiver = LoopReceiver { sender: &sender, told: Counts::default(), sent_before: Vec::new(), accepted: None };
+    listener.poll(&mut receiver);
+    sender.poll(&mut receiver.told);
+    assert!(receiver.told.connected);
+
+    let payload = || Some(Slice::whole(&Region::from_vec(vec![7])));
+    assert!(matches!(link.send(vec![1], None), Sent::All(_)));
+    assert!(matches!(link.send(vec![2], payload()), Sent::Later));
+    listener.poll(&mut receiver);
+    assert_eq!(receiver.sent_before, [0, 0], "the send with the payload was reported before it was handled");
+    sender.poll(&mut receiver.told);
+    assert_eq!(receiver.told.sent, 1);
+    // The other order.
+    assert!(matches!(link.send(vec![3], payload()), Sent::Later));
+    listener.poll(&mut receiver);
+    assert!(matches!(link.send(vec![4], None), Sent::All(_)));
+    listener.poll(&mut receiver);
+    assert_eq!(receiver.sent_before, [0, 0, 1, 2]);
+    sender.poll(&mut receiver.told);
+    assert_eq!(receiver.told.sent, 2);
 }
