@@ -1,6 +1,7 @@
 //! The operations that `ci/instructions` counts: each test repeats one operation of the fast path in one thread, without
 //! random choices or waits, so that every run takes the same number of instructions.
 
+use std::collections::VecDeque;
 use std::hint::black_box;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -237,6 +238,28 @@ fn shm_call_without_statistics() -> Result<()> {
     let (_server, client, peer) = by_hand_from(builder, "shm://", Transport::Shm)?;
     let sum = client.procedure::<(u64, u64), u64>("sum").on(&peer);
     repeat(|| assert_eq!(sum.call(black_box(&(40, 2))).unwrap(), 42));
+    Ok(())
+}
+
+/// One of 64 in flight; the caller waits for the oldest.
+#[test]
+fn shm_call_started() -> Result<()> {
+    started("shm://", Transport::Shm)
+}
+
+#[test]
+fn tcp_call_started() -> Result<()> {
+    started("tcp://127.0.0.1:0", Transport::Tcp)
+}
+
+fn started(listen: &str, scheme: Transport) -> Result<()> {
+    let (_server, client, peer) = by_hand(listen, scheme)?;
+    let sum = client.procedure::<(u64, u64), u64>("sum").on(&peer);
+    let mut flight: VecDeque<_> = (0..63).map(|_| sum.start(&(40, 2)).unwrap()).collect();
+    repeat(|| {
+        flight.push_back(sum.start(black_box(&(40, 2))).unwrap());
+        assert_eq!(flight.pop_front().unwrap().wait().unwrap(), 42);
+    });
     Ok(())
 }
 
