@@ -13,7 +13,8 @@ thread_local! {
     static SPARE_ANSWERS: Spare<Answer<EngineEnv>> = const { RefCell::new(Vec::new()) };
 }
 
-/// As many as callers mostly have in flight. A thread that receives for others, or handles what others receive, keeps no more than this.
+/// As many as callers mostly have in flight. A thread that receives for others, or handles what others receive, keeps no more than
+/// this.
 const KEEP: usize = 64;
 
 pub(super) fn request_place() -> Box<Option<Incoming<EngineEnv>>> {

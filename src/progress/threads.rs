@@ -607,9 +607,15 @@ impl Core {
         }
         let goal = DriveGoal { stop: &|| true, announce: &|_| true, deadline: None, progress: true, until_event: false };
         self.drive(&mut jobs, &goal);
-        for job in jobs {
+        let mut jobs = jobs.into_iter().peekable();
+        while let Some(job) = jobs.next() {
             let waited = job.waited(self.pacer.nanos());
-            job.run(self.pacer.now(), waited);
+            let run = || job.run(self.pacer.now(), waited);
+            if jobs.peek().is_some() {
+                self.corked(run)
+            } else {
+                run()
+            };
             // Begun and ended: the watcher, which would start another progress thread, does not see it run.
             self.threads.handling.fetch_add(2, Ordering::SeqCst);
         }
