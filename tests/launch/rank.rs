@@ -1,7 +1,9 @@
 //! What each rank does, and how a test starts it.
 
+use std::collections::BTreeSet;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use calomel::launch::{World, job_key};
@@ -145,9 +147,15 @@ pub fn by_hand(rank: usize, size: usize, rendezvous: &str) -> Vec<(&'static str,
     vec![("CALOMEL_RANK", rank), ("CALOMEL_SIZE", size), ("CALOMEL_RENDEZVOUS", rendezvous.to_owned())]
 }
 
-/// A port of this host that was free a moment ago.
+/// A port of this host that was free a moment ago, and that no other test has: the system may name the same one again.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        if GIVEN.lock().unwrap().insert(port) {
+            return port;
+        }
+    }
 }
 
 /// A rank that is to fail, with the error that it prints.
