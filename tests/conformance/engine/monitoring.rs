@@ -251,6 +251,8 @@ fn peers_get_statistics_where_that_is_allowed(net: &Net) {
     allowing.define("answer", |_: &Request, ()| 42u8).unwrap();
     let peer = client.lookup(allowing.address()).unwrap();
     client.procedure::<(), u8>("answer").on(&peer).call(&()).unwrap();
+    // The caller may have the response before it is counted.
+    eventually("the call is counted", || handler_of(&allowing.stats(), "answer", 0).calls == 1);
     let found = peer.provider(9).stats().unwrap();
     assert_eq!((handler_of(&found, "answer", 0).calls, &found.addresses), (1, &allowing.addresses()));
     assert_eq!(found.peers.len(), 1);
@@ -271,6 +273,7 @@ fn statistics_for_peers_are_bounded(net: &Net) {
     let client = net.client();
     let peer = client.lookup(server.address()).unwrap();
     client.procedure::<(), ()>("procedure 999").on(&peer).call(&()).unwrap();
+    eventually("the call is counted", || handler_of(&server.stats(), "procedure 999", 0).calls == 1);
     let found = peer.stats().unwrap();
     assert_eq!((found.handlers.len(), found.left_out), (256, 1001 - 256));
     assert_eq!(handler_of(&found, "procedure 999", 0).calls, 1);
