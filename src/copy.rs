@@ -56,6 +56,23 @@ pub(crate) fn append(bytes: &[u8], out: &mut Vec<u8>) {
     bytes.chunks(piece).for_each(|piece| out.extend_from_slice(piece));
 }
 
+/// A copy of some bytes that is worth making here, since they are long.
+#[inline]
+pub(crate) fn of_long(bytes: &[u8]) -> Option<Vec<u8>> {
+    (bytes.len() > PIECE).then(|| {
+        let mut copy = Vec::new();
+        append(bytes, &mut copy);
+        copy
+    })
+}
+
+/// As [`of_long`], for a text.
+#[inline]
+pub(crate) fn of_long_text(text: &str) -> Option<String> {
+    // SAFETY: these are the bytes of a text.
+    of_long(text.as_bytes()).map(|copy| unsafe { String::from_utf8_unchecked(copy) })
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};

@@ -22,7 +22,8 @@ use postcard::de_flavors::Slice;
 use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
-use crate::shape::{PlainDecoder, plain_decoder};
+use crate::copy;
+use crate::shape::{PlainDecoder, decode_array, plain_decoder};
 use crate::text::beginning;
 
 /// Maximum nesting depth. A thread's stack of 2 MiB has 16 KiB for each; an enum with thirteen fields takes 8 KiB in a
@@ -282,6 +283,18 @@ impl<'de, 'm> Bounded<'de, 'm> {
         decoded.map_err(|error| self.refuse(error))
     }
 
+    /// Decodes an array of bytes or floats as a whole, if `V` is serde's visitor of one.
+    #[inline(always)]
+    fn array<V: Visitor<'de>>(&mut self) -> Option<Decoded<V::Value>> {
+        if !is_serdes_own::<V>() {
+            return None;
+        }
+        let mut rest = self.rest().ok()?;
+        let decoded = decode_array(&mut rest)?;
+        self.postcard = postcard::Deserializer::from_bytes(rest);
+        Some(decoded.map_err(|error| self.refuse(error)))
+    }
+
     #[cold]
     fn refuse(&mut self, error: Error) -> Undecodable {
         replace_refusal(None);
@@ -303,7 +316,8 @@ fn stack_position() -> usize {
     (&raw const here).addr()
 }
 
-/// Whether `V` is a visitor of serde's own impls. If serde renames their module, lists grow step by step.
+/// Whether `V` is a visitor of serde's own impls. If serde renames their module, lists grow step by step, and arrays are decoded
+/// element by element.
 #[inline]
 fn is_serdes_own<V>() -> bool {
     let visitor = std::any::type_name::<V>();
@@ -379,12 +393,20 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
-        visitor.visit_str(self.owned::<&'de str>()?)
+        let text = self.owned::<&'de str>()?;
+        match copy::of_long_text(text) {
+            Some(copy) => visitor.visit_string(copy),
+            None => visitor.visit_str(text),
+        }
     }
 
     #[inline]
     fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
-        visitor.visit_bytes(self.owned::<&'de [u8]>()?)
+        let bytes = self.owned::<&'de [u8]>()?;
+        match copy::of_long(bytes) {
+            Some(copy) => visitor.visit_byte_buf(copy),
+            None => visitor.visit_bytes(bytes),
+        }
     }
 
     #[inline]
@@ -433,7 +455,10 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Decoded<V::Value> {
-        self.descend(|inside| visitor.visit_seq(BoundedElements::<_, IN_PLACE>::of::<V>(inside, left)))
+        self.descend(|inside| match inside.array::<V>() {
+            Some(array) => array,
+            None => visitor.visit_seq(BoundedElements::<_, IN_PLACE>::of::<V>(inside, left)),
+        })
     }
 
     #[inline]

@@ -143,6 +143,22 @@ impl<'a> LookAhead<'a> {
     /// Encodes a part at a position.
     #[inline]
     fn part<T: Serialize + ?Sized>(&mut self, value: &T, at: NodeIndex) -> Result<(), EncodeError> {
+        match plain::array_of(value) {
+            None => value.serialize(Position { look_ahead: self, at, ty: type_name::<T>() }),
+            Some(array) => match self.whole_before(at, KnownKind::Tuple) {
+                Some([run]) if (run.number, run.at) == (array.count, known::leaf(array.of)) => {
+                    self.out.extend_from_slice(array.bytes);
+                    Ok(())
+                }
+                _ => self.new_array(value, at),
+            },
+        }
+    }
+
+    /// Encodes an array whose type is not known yet.
+    #[cold]
+    #[inline(never)]
+    fn new_array<T: Serialize + ?Sized>(&mut self, value: &T, at: NodeIndex) -> Result<(), EncodeError> {
         value.serialize(Position { look_ahead: self, at, ty: type_name::<T>() })
     }
 

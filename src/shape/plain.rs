@@ -1,4 +1,5 @@
-//! Sequences of numbers, and of points, which are arrays of a few floats, encoded and decoded as a whole.
+//! Sequences of numbers, of points, which are arrays of a few floats, and of keys, which are arrays of bytes, encoded and decoded as
+//! a whole; and arrays of bytes and floats, wherever they are.
 //!
 //! Serde hands elements over one at a time, a nanosecond or more for each. The bytes of most numbers on the wire are those in
 //! memory, so a whole slice can be copied. What is known here is only the type: that a sequence is a `Vec` or a slice of
@@ -8,6 +9,7 @@
 
 use std::any::TypeId;
 use std::mem::{self, ManuallyDrop};
+use std::slice;
 
 use bytemuck::{Pod, Zeroable};
 use postcard::{Error, Result};
@@ -15,6 +17,7 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::forward_to_deserialize_any;
 use serde::ser::{Serialize, Serializer};
 
+use super::Leaf;
 use super::wire::encode_number;
 use crate::copy;
 
@@ -94,7 +97,7 @@ macro_rules! points {
     )*};
 }
 
-points! { f32 f64 }
+points! { u8 f32 f64 }
 
 impl Plain for bool {
     const MIN_SIZE: usize = 1;
@@ -276,7 +279,7 @@ mod pointer_sized {
 /// Calls a macro with the types of elements whose bytes on the wire are those in memory, where that is little endian.
 macro_rules! for_each_copied {
     ($then:ident!) => {
-        $then!(u8 i8 bool f32 f64 [f32; 2] [f32; 3] [f32; 4] [f64; 2] [f64; 3] [f64; 4]);
+        $then!(u8 i8 bool f32 f64 [u8; 16] [u8; 32] [f32; 2] [f32; 3] [f32; 4] [f64; 2] [f64; 3] [f64; 4]);
     };
 }
 pub(super) use for_each_copied;
@@ -361,6 +364,54 @@ impl Serialize for InPlace<'_> {
         for_each_copied!(show!);
         serializer.serialize_str("")
     }
+}
+
+/// The elements of the array type of this identity and size, and their number, if its bytes on the wire are those in memory.
+///
+/// It is no generic function: unoptimized programs have it once, and in others, where both arguments are constants, so is the result.
+#[inline]
+fn array_type(ty: TypeId, size: usize) -> Option<(Leaf, u32)> {
+    macro_rules! find {
+        ($element:ident $leaf:ident: $($len:literal)*) => {
+            match size / size_of::<$element>() {
+                $($len if ty == TypeId::of::<[$element; $len]>() => return Some((Leaf::$leaf, $len)),)*
+                _ => {}
+            }
+        };
+        ($($element:ident $leaf:ident)*) => {
+            $(find!($element $leaf: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32);)*
+        };
+    }
+    if cfg!(target_endian = "little") {
+        find!(u8 U8 f32 F32 f64 F64);
+    }
+    None
+}
+
+/// An array of bytes or floats.
+pub(super) struct PlainArray<'a> {
+    /// What it has so many of.
+    pub of: Leaf,
+    pub count: u32,
+    pub bytes: &'a [u8],
+}
+
+/// The content of a value that is an array of bytes or floats.
+#[inline]
+pub(super) fn array_of<T: ?Sized>(value: &T) -> Option<PlainArray<'_>> {
+    let (of, count) = array_type(typeid::of::<T>(), size_of_val(value))?;
+    // SAFETY: it is an array of bytes or floats, which has no gaps, and this is its size.
+    let bytes = unsafe { slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of_val(value)) };
+    Some(PlainArray { of, count, bytes })
+}
+
+/// Decodes a `T` at the front of the bytes, if that is an array of bytes or floats.
+#[inline(always)]
+pub(crate) fn decode_array<T>(rest: &mut &[u8]) -> Option<Result<T>> {
+    array_type(typeid::of::<T>(), size_of::<T>())?;
+    let Some(bytes) = rest.split_off(..size_of::<T>()) else { return Some(Err(Error::DeserializeUnexpectedEnd)) };
+    // SAFETY: there are as many bytes as a `T` has, and any bytes are an array of bytes or floats.
+    Some(Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }))
 }
 
 /// The text, if it is a `str` or `String`.

@@ -75,6 +75,8 @@ fn lists_of_numbers_have_the_bytes_of_postcard() {
     check(&[[0.0, f64::MAX], [f64::NAN, -0.0]]);
     check(&[[1f64, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0; 3]]);
     check(&[[0.5f64; 4], [1.5; 4]]);
+    check(&[[1u8; 16], [200; 16]]);
+    check(&[[7u8; 32], [0; 32], [255; 32]]);
     // At each border between lengths, and with runs of short numbers before and after.
     let numbers: Vec<u64> =
         (0..64).flat_map(|bit| [(1 << bit) - 1, 1 << bit, 1, 2, 3, 4, 5, 6, 7, 8, 9]).chain([u64::MAX]).collect();
@@ -111,6 +113,8 @@ fn bytes_in_memory_are_those_on_the_wire_and_show_the_same_shape() {
         check_in_place(&vec![[0.5f64, 1.0]; len]);
         check_in_place(&vec![[0.5f64, 1.0, 2.0]; len]);
         check_in_place(&vec![[0.5f64; 4]; len]);
+        check_in_place(&vec![[7u8; 16]; len]);
+        check_in_place(&vec![[7u8; 32]; len][..]);
         check_in_place(&"ä".repeat(len));
         check_in_place(&"ä".repeat(len)[..]);
     }
@@ -156,6 +160,160 @@ fn type_with_an_encoding_of_its_own_keeps_it() {
     assert!(!decoder_is_used::<Vec<(f32, f32)>>());
     assert!(!decoder_is_used::<Vec<[u16; 3]>>() && !decoder_is_used::<[f64; 3]>());
     assert!(!decoder_is_used::<Vec<u128>>() && !decoder_is_used::<Vec<char>>() && !decoder_is_used::<String>());
+}
+
+/// Elements one by one, as arrays are encoded and decoded that are not known as such.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(transparent)]
+struct OneByOne<T>(T);
+
+impl<T: Serialize> Serialize for OneByOne<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneByOne<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<OneByOne<T>, D::Error> {
+        T::deserialize(deserializer).map(OneByOne)
+    }
+}
+
+/// Whether arrays like this are decoded by this module.
+fn array_is_decoded<T>() -> bool {
+    decode_array::<T>(&mut &[0; 1000][..]).is_some()
+}
+
+/// Checks an array alone, as a field behind and before others, within others, and in a list.
+fn check_array<T, const N: usize>(array: [T; N])
+where
+    T: Copy + Serialize + DeserializeOwned,
+    [T; N]: Serialize + DeserializeOwned + 'static,
+    [OneByOne<T>; N]: Serialize,
+{
+    let alone = array.map(OneByOne);
+    assert!(array_of(&array).is_some() && array_of(&alone).is_none());
+    assert!(array_is_decoded::<[T; N]>());
+    let bytes = encode(&array);
+    assert_eq!(bytes, postcard::to_stdvec(&array).unwrap());
+    assert_eq!(encode(&(1u8, array, true)), [&[1], &bytes[..], &[1]].concat());
+    let list = (vec![Some([array; 2])], Box::new(array), [array.to_vec(), vec![]]);
+    assert_eq!(encode(&list), postcard::to_stdvec(&list).unwrap());
+    assert_eq!(Shape::of_value(&array), Shape::of_value(&alone));
+    let nested = (3u64, [array; 3], Some(array));
+    assert_eq!(Shape::of_value(&nested), Shape::of_value(&(3u64, [alone; 3], Some(alone))));
+    // Compared by their encoding, since a NaN is not equal to itself.
+    let again = decode::<(u64, [[T; N]; 3], Option<[T; N]>)>(&encode(&nested)).unwrap();
+    assert_eq!(postcard::to_stdvec(&again).unwrap(), encode(&nested));
+    let again = decode::<(Vec<Option<[[T; N]; 2]>>, Box<[T; N]>, [Vec<T>; 2])>(&encode(&list)).unwrap();
+    assert_eq!(postcard::to_stdvec(&again).unwrap(), encode(&list));
+    for cut in 0..bytes.len() {
+        let cause = postcard::from_bytes::<[T; N]>(&bytes[..cut]).err().unwrap();
+        assert_eq!(decode::<[T; N]>(&bytes[..cut]).err(), Some(format!("{cause} ({cut} bytes)")));
+    }
+    let more = [&bytes[..], &[0]].concat();
+    assert_eq!(decode::<[T; N]>(&more).err(), Some(format!("1 of {} bytes are left over", more.len())));
+}
+
+#[test]
+fn arrays_of_bytes_and_floats_have_the_bytes_of_postcard() {
+    macro_rules! check {
+        ($($len:literal)*) => {$(
+            check_array::<u8, $len>(std::array::from_fn(|place| place as u8 * 9));
+            check_array::<f32, $len>(std::array::from_fn(|place| place as f32 / 9.0));
+            check_array::<f64, $len>(std::array::from_fn(|place| place as f64 / 9.0));
+        )*};
+    }
+    check!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32);
+    check_array([f32::NAN, -0.0, f32::MIN_POSITIVE]);
+    check_array([f64::NAN, f64::NEG_INFINITY, -0.0, 0.1]);
+}
+
+#[test]
+fn other_arrays_are_encoded_element_by_element() {
+    assert!(array_of(&[1u16; 3]).is_none() && array_of(&[true; 3]).is_none() && array_of(&[0u8; 0]).is_none());
+    assert!(array_of(&(1.0f64, 2.0f64)).is_none() && array_of(&[1.0f64, 2.0][..]).is_none() && array_of("a text").is_none());
+    assert!(array_of(&vec![1u8; 3]).is_none() && array_of(&Some([1u8; 3])).is_none() && array_of(&u32::MAX).is_none());
+    assert!(!array_is_decoded::<[u16; 3]>() && !array_is_decoded::<(f64, f64)>() && !array_is_decoded::<Vec<u8>>());
+    assert!(!array_is_decoded::<[bool; 3]>() && !array_is_decoded::<[OneByOne<u8>; 3]>());
+}
+
+/// An array where another tuple was before, or the other way round, is declared as it is.
+#[test]
+fn array_may_contradict_what_was_known() {
+    #[derive(Serialize)]
+    #[serde(untagged)]
+    enum Either {
+        Three([f64; 3]),
+        Four([f64; 4]),
+        Floats([f32; 3]),
+        Words((f64, f64, u64)),
+        Number(f64),
+    }
+    use Either::{Floats, Four, Number, Three, Words};
+    let values = [Three([1.0; 3]), Four([2.0; 4]), Floats([3.0; 3]), Words((4.0, 5.0, 6)), Number(7.0)];
+    for first in &values {
+        let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
+        let mut bytes = Vec::new();
+        assert!(matches!(knowledge.encode(first, &mut bytes, &numbers), Ok(Encoded::As(_))));
+        for value in &values {
+            bytes.clear();
+            let same = std::ptr::eq(first, value);
+            match knowledge.encode(value, &mut bytes, &numbers) {
+                Ok(Encoded::As(_)) => assert!(same),
+                Ok(Encoded::Unlike) => assert!(!same),
+                Err(error) => panic!("{error}"),
+            }
+            bytes.clear();
+            let declared = knowledge.encode_alone(value, &mut bytes, &numbers).unwrap();
+            assert_eq!(bytes, postcard::to_stdvec(value).unwrap());
+            assert_eq!(Shape::decode(&declared.shape), Some(Shape::of_value(value)));
+        }
+    }
+}
+
+/// A field that is an array, written and read backwards by code of its own.
+#[test]
+fn code_of_a_field_keeps_its_say() {
+    mod backwards {
+        use super::*;
+
+        pub fn serialize<S: Serializer>(array: &[u8; 3], serializer: S) -> std::result::Result<S::Ok, S::Error> {
+            let [a, b, c] = *array;
+            (c, b, a).serialize(serializer)
+        }
+
+        pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<[u8; 3], D::Error> {
+            struct Backwards;
+
+            impl<'de> Visitor<'de> for Backwards {
+                type Value = [u8; 3];
+
+                fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.write_str("three bytes")
+                }
+
+                fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> std::result::Result<[u8; 3], A::Error> {
+                    let mut next = || elements.next_element().map(Option::unwrap);
+                    let (c, b, a) = (next()?, next()?, next()?);
+                    Ok([a, b, c])
+                }
+            }
+
+            deserializer.deserialize_tuple(3, Backwards)
+        }
+    }
+
+    #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
+    struct Field {
+        #[serde(with = "backwards")]
+        array: [u8; 3],
+        other: [u8; 3],
+    }
+
+    let field = Field { array: [1, 2, 3], other: [4, 5, 6] };
+    assert_eq!(encode(&field), [3, 2, 1, 4, 5, 6]);
+    assert_eq!(decode::<Field>(&[3, 2, 1, 4, 5, 6]).unwrap(), field);
 }
 
 /// A list of numbers that is read backwards.
@@ -227,6 +385,7 @@ proptest! {
         compare::<f64>(&bytes);
         compare::<[f32; 2]>(&bytes);
         compare::<[f64; 3]>(&bytes);
+        compare::<[u8; 16]>(&bytes);
     }
 
     #[test]
