@@ -23,6 +23,9 @@ use common::{
 const MESSAGE: usize = 64;
 /// The pause before a call of a parked engine; long enough for all threads to sleep.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Calls in a burst, and the pause between two of them.
+const BURST: usize = 200;
+const BETWEEN_BURSTS: Duration = Duration::from_millis(5);
 /// Calls in flight, and calls in a round.
 const WINDOWS: [(usize, usize); 3] = [(1, 4_000), (8, 20_000), (64, 60_000)];
 /// How long a handler blocks, and the number of concurrent callers.
@@ -63,6 +66,7 @@ fn measure(plan: &Plan) -> Outcome {
         let caller = Caller::new(&site);
         empty(plan, &mut report, &site, &caller)?;
         parked(plan, &mut report, &site, &caller)?;
+        in_bursts(plan, &mut report, &site, &caller)?;
         blocked(plan, &mut report, &site, &caller)?;
         in_flight(plan, &mut report, &site, &caller)?;
         with_arguments(plan, &mut report, &site)?;
@@ -121,6 +125,19 @@ fn parked(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller
     let what = if site.transport == Transport::Tcp { "TCP + epoll" } else { "eventfd + epoll" };
     let name = format!("{}: empty RPC every 20 ms", site.name());
     report.add(Figure::new(name, Unit::Time, &ours).raw(what, &limit).goal(Goal::TimeAtMost(1.2)));
+    Ok(())
+}
+
+/// As a program calls that computes in between: the kernel often wakes both sides on one processor.
+fn in_bursts(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller) -> Outcome {
+    let count = plan.count(40);
+    let (ours, steady) = interleave(
+        plan,
+        |samples| caller.bursts(BETWEEN_BURSTS, BURST, count, samples),
+        |samples| caller.round_trips(500, count * BURST, samples),
+    )?;
+    let name = format!("{}: empty RPC, in bursts of {BURST}, 5 ms apart", site.name());
+    report.add(Figure::new(name, Unit::Time, &ours).raw("without pauses", &steady).goal(Goal::TimeAtMost(2.0)));
     Ok(())
 }
 

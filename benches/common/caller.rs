@@ -1,6 +1,10 @@
 //! Calls of an empty procedure: sequential, rare, and pipelined.
 
-use std::{collections::VecDeque, thread, time::Duration};
+use std::{
+    collections::VecDeque,
+    thread,
+    time::{Duration, Instant},
+};
 
 use calomel::{Endpoint, Engine, Pending, Procedure, Request};
 
@@ -39,6 +43,17 @@ impl Caller {
         for _ in 0..count {
             thread::sleep(pause);
             self.round_trips(0, 1, samples)?;
+        }
+        Ok(())
+    }
+
+    /// Makes so many calls, one after the other, behind each pause. A sample is the average of those of a burst.
+    pub fn bursts(&self, pause: Duration, calls: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
+        for _ in 0..count {
+            thread::sleep(pause);
+            let begun = Instant::now();
+            (0..calls).try_for_each(|_| self.call())?;
+            samples.push(begun.elapsed().as_nanos() as f64 / calls as f64);
         }
         Ok(())
     }

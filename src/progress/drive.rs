@@ -34,11 +34,15 @@ const YIELD_AFTER: Duration = Duration::from_micros(10);
 const IMMEDIATE_YIELDS: u32 = 16;
 /// A yield that took so long has let another thread run.
 const SWITCH_NS: u64 = 2_000;
-/// After so many events in a row that came when another thread had run on this processor, the progress thread moves to another one,
-/// at most once in `MOVE_INTERVAL`. Of two engines that share a processor the one that serves has such a thread; those of callers
-/// are the user's, who may have bound them.
-const CROWDED_EVENTS: u32 = 32;
-const MOVE_INTERVAL: Duration = Duration::from_millis(20);
+/// After so many events in a row that came when another thread had run on this processor, the progress thread moves to another one.
+/// Each of them takes some 15 µs longer than it does there, and the move takes some 45. Of two engines that share a processor the one
+/// that serves has such a thread; those of callers are the user's, who may have bound them.
+const CROWDED_EVENTS: u32 = 4;
+/// Least time between two such moves. It grows fourfold, up to a second, each time that a thread which computes has the other processor.
+const MOVE_INTERVAL: Duration = Duration::from_millis(1);
+const MAX_MOVE_INTERVAL: Duration = Duration::from_secs(1);
+/// A yield that took so long has let a thread run that computes, and does not wait for this one.
+const COMPUTED_NS: u64 = 500_000;
 /// How long a future that leads in a crowd holds calls that may wait for more, while the answers to others may come.
 const HOLD: Duration = Duration::from_micros(10);
 /// How long a caller stays awake while another thread drives, and how long the poll of a future drives.
@@ -113,7 +117,10 @@ pub(super) struct PollPacer {
     /// clock.
     crowded: std::sync::atomic::AtomicU32,
     next_move: std::sync::atomic::AtomicU64,
-    /// How often a thread has slept in the reactor. What is right depends on none of these three, so they are not for the models.
+    /// The time between two moves, in nanoseconds; and whether no thread has computed where the last one led.
+    move_interval: std::sync::atomic::AtomicU64,
+    moved: std::sync::atomic::AtomicBool,
+    /// How often a thread has slept in the reactor. What is right depends on none of these five, so they are not for the models.
     pub sleeps: std::sync::atomic::AtomicU64,
 }
 
@@ -130,6 +137,8 @@ impl PollPacer {
             yields: AtomicU32::new(0),
             crowded: Default::default(),
             next_move: Default::default(),
+            move_interval: Default::default(),
+            moved: Default::default(),
             sleeps: Default::default(),
         }
     }
@@ -179,17 +188,38 @@ impl PollPacer {
 
     /// Lets other threads have this processor for a moment; true when one has run. The thread that this one waits for may be one of
     /// them: the kernel often wakes a thread on the processor of its waker, which goes on running, and leaves the two there for tens
-    /// of milliseconds. So the progress thread leaves the processor if that is how its events come.
+    /// of milliseconds. So the progress thread leaves the processor if that is how its events come; and comes back if it finds a
+    /// thread that computes on the other one, which would keep it waiting for milliseconds.
     fn yield_processor(&self, now: u64, progress: bool) -> bool {
         let crowded = progress && self.crowded.load(Ordering::Relaxed) >= CROWDED_EVENTS;
         if crowded && now >= self.next_move.load(Ordering::Relaxed) {
             self.crowded.store(0, Ordering::Relaxed);
-            self.next_move.store(now + MOVE_INTERVAL.as_nanos() as u64, Ordering::Relaxed);
-            processor::leave();
+            if self.moved.swap(true, Ordering::Relaxed) {
+                self.move_interval.store(0, Ordering::Relaxed);
+            }
+            self.move_on(now, 1);
             return false;
         }
         std::thread::yield_now();
-        self.note(Instant::now()).saturating_sub(now) >= SWITCH_NS
+        self.note_yield(now, self.note(Instant::now()), progress)
+    }
+
+    /// A yield has begun and ended; true when another thread has run.
+    fn note_yield(&self, began: u64, ended: u64, progress: bool) -> bool {
+        let took = ended.saturating_sub(began);
+        if progress && took >= COMPUTED_NS && self.moved.swap(false, Ordering::Relaxed) {
+            self.move_on(ended, 4);
+        }
+        took >= SWITCH_NS
+    }
+
+    /// Leaves the processor; the next such move may be so many times as far off as the last one was.
+    fn move_on(&self, now: u64, factor: u64) {
+        let interval = self.move_interval.load(Ordering::Relaxed).saturating_mul(factor);
+        let interval = interval.clamp(MOVE_INTERVAL.as_nanos() as u64, MAX_MOVE_INTERVAL.as_nanos() as u64);
+        self.move_interval.store(interval, Ordering::Relaxed);
+        self.next_move.store(now + interval, Ordering::Relaxed);
+        processor::leave();
     }
 }
 
@@ -606,6 +636,9 @@ impl Core {
                 // The driver alone changes it: no other thread has the reactor.
                 self.pacer.sleeps.store(self.pacer.sleeps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                 any = driver.poll_events(timeout);
+                if goal.progress {
+                    self.pacer.note_crowded(false);
+                }
             } else {
                 driver.events.clear();
             }
@@ -682,18 +715,27 @@ mod tests {
         pacer.next_move.load(Ordering::Relaxed) != before
     }
 
+    /// Whether a pacer that others crowd wants to leave the processor now.
+    fn moves_when_crowded(pacer: &PollPacer, now: u64) -> bool {
+        (0..CROWDED_EVENTS).for_each(|_| pacer.note_crowded(true));
+        moves(pacer, now, true)
+    }
+
+    const INTERVAL: u64 = MOVE_INTERVAL.as_nanos() as u64;
+    /// Later than the clock will be, so that no real yield seems long.
+    const START: u64 = 1 << 50;
+
     #[test]
     fn a_progress_thread_whose_events_come_when_others_have_run_leaves_the_processor() {
         let pacer = PollPacer::new();
         (1..CROWDED_EVENTS).for_each(|_| pacer.note_crowded(true));
-        assert!(!moves(&pacer, 10, true));
+        assert!(!moves(&pacer, START, true));
         pacer.note_crowded(true);
-        assert!(!moves(&pacer, 20, false), "a thread of the user's stays");
-        assert!(moves(&pacer, 30, true));
-        (0..CROWDED_EVENTS).for_each(|_| pacer.note_crowded(true));
-        let again = 30 + MOVE_INTERVAL.as_nanos() as u64;
-        assert!(!moves(&pacer, again - 1, true));
-        assert!(moves(&pacer, again, true));
+        assert!(!moves(&pacer, START, false), "a thread of the user's stays");
+        assert!(moves(&pacer, START, true));
+        let again = START + INTERVAL;
+        assert!(!moves_when_crowded(&pacer, again - 1));
+        assert!(moves_when_crowded(&pacer, again));
     }
 
     #[test]
@@ -702,6 +744,30 @@ mod tests {
         (1..CROWDED_EVENTS).for_each(|_| pacer.note_crowded(true));
         pacer.note_crowded(false);
         pacer.note_crowded(true);
-        assert!(!moves(&pacer, 10, true));
+        assert!(!moves(&pacer, START, true));
+    }
+
+    #[test]
+    fn a_progress_thread_that_meets_one_that_computes_comes_back_and_stays_longer_each_time() {
+        let pacer = PollPacer::new();
+        let mut now = START;
+        let mut interval = INTERVAL;
+        for _ in 0..8 {
+            assert!(moves_when_crowded(&pacer, now));
+            assert!(pacer.note_yield(now, now + SWITCH_NS, true) && pacer.moved.load(Ordering::Relaxed), "a short turn");
+            assert!(pacer.note_yield(now, now + COMPUTED_NS, false) && pacer.moved.load(Ordering::Relaxed), "a caller's yield");
+            assert!(pacer.note_yield(now, now + COMPUTED_NS, true) && !pacer.moved.load(Ordering::Relaxed));
+            interval = (4 * interval).min(MAX_MOVE_INTERVAL.as_nanos() as u64);
+            now += COMPUTED_NS + interval;
+            assert!(!moves_when_crowded(&pacer, now - 1), "too early");
+            // Where it has not moved by itself, it does not come back.
+            let next = pacer.next_move.load(Ordering::Relaxed);
+            assert!(pacer.note_yield(now, now + COMPUTED_NS, true) && pacer.next_move.load(Ordering::Relaxed) == next);
+        }
+        // Two moves that led to no such thread: the second sees that the first one was right.
+        assert!(moves_when_crowded(&pacer, now));
+        now += interval;
+        assert!(moves_when_crowded(&pacer, now) && !moves_when_crowded(&pacer, now + INTERVAL - 1));
+        assert!(moves_when_crowded(&pacer, now + INTERVAL));
     }
 }
