@@ -23,7 +23,7 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
 use crate::copy;
-use crate::shape::{PlainDecoder, decode_array, plain_decoder};
+use crate::shape::{PlainDecoder, decode_array, is_plain_array, plain_decoder};
 use crate::text::beginning;
 
 /// Maximum nesting depth. A thread's stack of 2 MiB has 16 KiB for each; an enum with thirteen fields takes 8 KiB in a
@@ -283,16 +283,13 @@ impl<'de, 'm> Bounded<'de, 'm> {
         decoded.map_err(|error| self.refuse(error))
     }
 
-    /// Decodes an array of bytes or floats as a whole, if `V` is serde's visitor of one.
-    #[inline(always)]
-    fn array<V: Visitor<'de>>(&mut self) -> Option<Decoded<V::Value>> {
-        if !is_serdes_own::<V>() {
-            return None;
-        }
-        let mut rest = self.rest().ok()?;
-        let decoded = decode_array(&mut rest)?;
+    /// Decodes an array of bytes or floats as a whole.
+    #[inline]
+    fn decode_array<T>(&mut self) -> Decoded<T> {
+        let mut rest = self.rest()?;
+        let decoded = decode_array(&mut rest);
         self.postcard = postcard::Deserializer::from_bytes(rest);
-        Some(decoded.map_err(|error| self.refuse(error)))
+        decoded.map_err(|error| self.refuse(error))
     }
 
     #[cold]
@@ -455,10 +452,11 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Decoded<V::Value> {
-        self.descend(|inside| match inside.array::<V>() {
-            Some(array) => array,
-            None => visitor.visit_seq(BoundedElements::<_, IN_PLACE>::of::<V>(inside, left)),
-        })
+        // Not within the level of other values, which would take more stack for it where nothing is optimized.
+        if is_serdes_own::<V>() && is_plain_array::<V::Value>() {
+            return self.descend(Bounded::decode_array);
+        }
+        self.descend(|inside| visitor.visit_seq(BoundedElements::<_, IN_PLACE>::of::<V>(inside, left)))
     }
 
     #[inline]

@@ -405,13 +405,19 @@ pub(super) fn array_of<T: ?Sized>(value: &T) -> Option<PlainArray<'_>> {
     Some(PlainArray { of, count, bytes })
 }
 
-/// Decodes a `T` at the front of the bytes, if that is an array of bytes or floats.
-#[inline(always)]
-pub(crate) fn decode_array<T>(rest: &mut &[u8]) -> Option<Result<T>> {
-    array_type(typeid::of::<T>(), size_of::<T>())?;
-    let Some(bytes) = rest.split_off(..size_of::<T>()) else { return Some(Err(Error::DeserializeUnexpectedEnd)) };
+/// Whether `T` is an array of bytes or floats, which [`decode_array`] decodes.
+#[inline]
+pub(crate) fn is_plain_array<T>() -> bool {
+    array_type(typeid::of::<T>(), size_of::<T>()).is_some()
+}
+
+/// Decodes an array of bytes or floats at the front of the bytes.
+#[inline]
+pub(crate) fn decode_array<T>(rest: &mut &[u8]) -> Result<T> {
+    assert!(is_plain_array::<T>());
+    let bytes = split(rest, size_of::<T>())?;
     // SAFETY: there are as many bytes as a `T` has, and any bytes are an array of bytes or floats.
-    Some(Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }))
+    Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
 /// The text, if it is a `str` or `String`.

@@ -370,6 +370,21 @@ enum Link {
     Both(Box<Link>, ()),
 }
 
+/// A level of them takes most of its stack for the struct itself, also where nothing is optimized.
+#[test]
+#[cfg_attr(miri, ignore = "its variables do not lie on a stack")]
+fn nested_structs_take_little_stack_beside_themselves() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Level {
+        content: [[u8; 32]; 32],
+        next: Option<Box<Level>>,
+    }
+    let wrap = |next, content| Some(Box::new(Level { content: [[content; 32]; 32], next }));
+    let levels = (0..60).fold(None, wrap);
+    let bytes = postcard::to_stdvec(&levels).unwrap();
+    assert_eq!(decode::<Option<Box<Level>>>(&bytes).as_ref(), Ok(&levels));
+}
+
 #[test]
 fn memory_of_recursive_values_is_accounted() {
     fn tree(depth: u32) -> Option<Box<Branch>> {
