@@ -452,7 +452,7 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Decoded<V::Value> {
-        // Not within the level of other values, which would take more stack for it where nothing is optimized.
+        // Not in a closure that others have, nor inlined always: where nothing is optimized, a level would take more stack for it.
         if is_serdes_own::<V>() && is_plain_array::<V::Value>() {
             return self.descend(Bounded::decode_array);
         }

@@ -353,6 +353,7 @@ fn run_with_faults(address: &str, kernel_copy: bool, plan: FaultPlan, seed: u64)
         assert!(Instant::now() < end, "no note arrives: {noted:?}");
     }
     assert_eq!(state.seen_twice.load(Ordering::SeqCst), 0, "one-way calls were handled twice");
+    assert!(thread(0).links_fail || lost.load(Ordering::SeqCst) == 0, "a connection was lost that no fault had cut");
 
     // While both engines live, only what is exposed is left over; after finalize, nothing.
     let exposures = format!("{} exposures", THREADS + 1);
