@@ -38,9 +38,10 @@ const SWITCH_NS: u64 = 2_000;
 /// Each of them takes some 15 µs longer than it does there, and the move takes some 45. Of two engines that share a processor the one
 /// that serves has such a thread; those of callers are the user's, who may have bound them.
 const CROWDED_EVENTS: u32 = 4;
-/// Least time between two such moves. It grows fourfold, up to a second, each time that a thread which computes has the other processor.
+/// Least time between two such moves. It grows fourfold, up to this, each time that a thread which computes has the other processor:
+/// a move to that costs some 3 ms.
 const MOVE_INTERVAL: Duration = Duration::from_millis(1);
-const MAX_MOVE_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_MOVE_INTERVAL: Duration = Duration::from_millis(256);
 /// A yield that took so long has let a thread run that computes, and does not wait for this one.
 const COMPUTED_NS: u64 = 500_000;
 /// How long a future that leads in a crowd holds calls that may wait for more, while the answers to others may come.
@@ -637,6 +638,7 @@ impl Core {
                 self.pacer.sleeps.store(self.pacer.sleeps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                 any = driver.poll_events(timeout);
                 if goal.progress {
+                    // Rare calls would not pay for a move.
                     self.pacer.note_crowded(false);
                 }
             } else {

@@ -514,8 +514,9 @@ fn false_length_of_a_list_of_numbers_reserves_no_memory() {
 }
 
 /// What decoding a long value of this type takes at best, if its memory lies so far behind the bytes that it is decoded from, by the
-/// last bits of their addresses. The allocator mostly returns what was freed last, so each round begins where the last one's lay.
-fn fastest<T: DeserializeOwned + AsRef<[u8]>>(content: &[u8], behind: usize) -> Duration {
+/// last bits of their addresses. The allocator mostly returns what was freed last, so each round begins where the last one's lay. `None`:
+/// it never does, as those of sanitizers.
+fn fastest<T: DeserializeOwned + AsRef<[u8]>>(content: &[u8], behind: usize) -> Option<Duration> {
     let head = varint(content.len() as u64);
     let mut memory = vec![0; head.len() + content.len() + copy::PAGE];
     let mut last = 0;
@@ -535,7 +536,7 @@ fn fastest<T: DeserializeOwned + AsRef<[u8]>>(content: &[u8], behind: usize) -> 
             times.push(took);
         }
     }
-    times.into_iter().min().expect("the allocator returns what was freed last")
+    times.into_iter().min()
 }
 
 /// Serde's own visitors copy what they are shown by `rep movsb`, which some processors execute a byte at a time at such distances.
@@ -561,7 +562,10 @@ fn long_texts_and_bytes_decode_as_fast_wherever_they_lie() {
         (fastest::<Vec<u8>>(text.as_bytes(), 256), fastest::<Vec<u8>>(text.as_bytes(), 8)),
         (fastest::<Terminated>(cstring.as_bytes(), 256), fastest::<Terminated>(cstring.as_bytes(), 8)),
     ] {
-        eprintln!("{apart:?} {close:?}");
+        let (Some(apart), Some(close)) = (apart, close) else {
+            println!("skipped: the allocator returns other memory each time");
+            return;
+        };
         assert!(close < 3 * apart, "{apart:?}, {close:?}");
     }
 }
