@@ -10,9 +10,9 @@
 //! characters of a string do not count: they take as much in the message.) Beyond [`free_memory`], the caller has to grant more,
 //! or decoding fails.
 //!
-//! Postcard itself decodes primitive values; a `Vec` of numbers or points is decoded as a whole, by [`plain_decoder`]. Other
-//! compound values are decoded here, by postcard's wire format 1.0: a tuple or struct is its fields, a sequence or map its
-//! length and its elements, an option a byte, an enum the number of its variant.
+//! Postcard itself decodes primitive values. A `Vec` of numbers or points is decoded as a whole, by [`plain_decoder`], and elements
+//! in which there is nothing to account for by [`flat`]. Other compound values are decoded here, by postcard's wire format 1.0: a
+//! tuple or struct is its fields, a sequence or map its length and its elements, an option a byte, an enum the number of its variant.
 
 use std::cell::Cell;
 use std::mem;
@@ -22,6 +22,7 @@ use postcard::de_flavors::Slice;
 use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
+use super::flat::{self, is_serdes_own};
 use crate::copy;
 use crate::shape::{PlainDecoder, decode_array, is_plain_array, plain_decoder};
 use crate::text::beginning;
@@ -292,6 +293,15 @@ impl<'de, 'm> Bounded<'de, 'm> {
         decoded.map_err(|error| self.refuse(error))
     }
 
+    /// Decodes an element by [`flat`], if it can.
+    #[inline]
+    fn decode_flat<S: DeserializeSeed<'de>>(&mut self, seed: &S) -> Option<S::Value> {
+        let mut rest = self.rest().ok()?;
+        let value = flat::decode(seed, &mut rest)?;
+        self.postcard = postcard::Deserializer::from_bytes(rest);
+        Some(value)
+    }
+
     #[cold]
     fn refuse(&mut self, error: Error) -> Undecodable {
         replace_refusal(None);
@@ -311,14 +321,6 @@ impl<'de, 'm> Bounded<'de, 'm> {
 fn stack_position() -> usize {
     let here = 0u8;
     (&raw const here).addr()
-}
-
-/// Whether `V` is a visitor of serde's own impls. If serde renames their module, lists grow step by step, and arrays are decoded
-/// element by element.
-#[inline]
-fn is_serdes_own<V>() -> bool {
-    let visitor = std::any::type_name::<V>();
-    visitor.starts_with("serde_core::de::impls::") || visitor.starts_with("serde::de::impls::")
 }
 
 /// Why `len` bytes were refused. The exceeded bound is reported even where a `Deserialize` impl has discarded the error.
@@ -540,6 +542,8 @@ struct BoundedElements<B, const IN: u8> {
     most: usize,
     /// Slots of a table that the next element takes.
     slots: usize,
+    /// All elements so far were decoded by [`flat`].
+    flat: bool,
 }
 
 impl<'a, 'de, 'm, const IN: u8> BoundedElements<&'a mut Bounded<'de, 'm>, IN> {
@@ -548,7 +552,7 @@ impl<'a, 'de, 'm, const IN: u8> BoundedElements<&'a mut Bounded<'de, 'm>, IN> {
     fn of<V>(inside: &'a mut Bounded<'de, 'm>, left: usize) -> Self {
         // Containers reserve memory for so many elements before they decode the first, so it is at most the message's length.
         let most = if is_serdes_own::<V>() { inside.len } else { inside.len.min(MAX_EXPECTED) };
-        BoundedElements { inside, left, most, slots: FIRST_SLOTS }
+        BoundedElements { inside, left, most, slots: FIRST_SLOTS, flat: IN != IN_PLACE }
     }
 
     /// Accounts for the memory of one element, the key or the only part of its entry.
@@ -574,6 +578,12 @@ impl<'de, const IN: u8> de::SeqAccess<'de> for BoundedElements<&mut Bounded<'de,
         self.left = left;
         self.account_element::<S::Value>()?;
         self.slots = SLOTS;
+        if IN != IN_PLACE && self.flat {
+            match self.inside.decode_flat(&seed) {
+                Some(value) => return Ok(Some(value)),
+                None => self.flat = false,
+            }
+        }
         seed.deserialize(&mut *self.inside).map(Some)
     }
 
@@ -598,6 +608,12 @@ impl<'de> de::MapAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TABLE> {
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Decoded<S::Value> {
         self.inside.count(mem::replace(&mut self.slots, SLOTS) * size_of::<S::Value>())?;
         self.inside.container = size_of::<S::Value>();
+        if self.flat {
+            match self.inside.decode_flat(&seed) {
+                Some(value) => return Ok(value),
+                None => self.flat = false,
+            }
+        }
         seed.deserialize(&mut *self.inside)
     }
 

@@ -5,6 +5,7 @@ mod borrowed_args;
 mod bounded;
 mod calling;
 mod define;
+mod flat;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handlers;

@@ -10,7 +10,8 @@ use std::{array, slice};
 use serde::ser::{self, Serialize, SerializeSeq as _, Serializer};
 
 use super::Leaf;
-use super::known::{self, DONE, KnownKind, KnownPart, KnownShape, LEAVES, NodeIndex};
+use super::elements::{self, MANY};
+use super::known::{self, DONE, KnownKind, KnownPart, KnownShape, LEAVES, NodeIndex, same};
 use super::plain::{self, Plain, for_each_plain, zigzag};
 use super::wire::encode_number;
 use crate::copy;
@@ -86,20 +87,50 @@ impl<'a> LookAhead<'a> {
     /// Encodes the elements of a sequence; returns how many there were.
     #[inline]
     fn elements<T: Serialize>(&mut self, mut elements: impl Iterator<Item = T>, at: NodeIndex) -> Result<usize, EncodeError> {
-        let (mut count, growths) = (0, self.growths);
-        while let Some(element) = elements.next() {
-            self.part(&element, at)?;
-            count += 1;
-            if self.growths != growths && self.pays_to_look_back(elements.size_hint().0) {
-                return Ok(count + self.elements_after_growth(elements, at, count)?);
-            }
+        let mut count = 0;
+        if self.elements_until_growth(&mut elements, at, &mut count, 0)? {
+            count += self.elements_after_growth(elements, at, count)?;
         }
         Ok(count)
     }
 
-    /// Whether a copy of what this value has shown costs less than so many elements that take the long way.
-    fn pays_to_look_back(&self, elements: usize) -> bool {
-        elements >= 8 && self.grown.as_ref().is_some_and(|grown| elements >= grown.nodes.len())
+    /// Encodes elements, and counts them. True if it pays to look back at what they have shown, as it does from the `next` one on.
+    #[inline]
+    fn elements_until_growth<T: Serialize>(
+        &mut self,
+        elements: &mut impl Iterator<Item = T>,
+        at: NodeIndex,
+        count: &mut usize,
+        next: usize,
+    ) -> Result<bool, EncodeError> {
+        let before = self.growths;
+        let mut are_known = self.before.is_whole(at);
+        while are_known {
+            let (known, other) = elements::encode(elements, at, self.before, self.out);
+            *count += known;
+            let Some(element) = other else { return Ok(false) };
+            self.part(&element, at)?;
+            *count += 1;
+            if *count >= next && self.pays_to_look_back(before, elements) {
+                return Ok(true);
+            }
+            are_known = known >= MANY;
+        }
+        while let Some(element) = elements.next() {
+            self.part(&element, at)?;
+            *count += 1;
+            if *count >= next && self.pays_to_look_back(before, elements) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether it has grown since, and a copy of what this value has shown costs less than so many elements that take the long way.
+    #[inline]
+    fn pays_to_look_back(&self, growths: u32, elements: &impl Iterator) -> bool {
+        let pays = |grown: &KnownShape| elements.size_hint().0 >= MANY.max(grown.nodes.len());
+        self.growths != growths && self.grown.as_deref().is_some_and(pays)
     }
 
     /// Encodes further elements of a sequence, whose first `count` have shown something new. That is known before the others:
@@ -124,13 +155,7 @@ impl<'a> LookAhead<'a> {
             let mut rest = LookAhead { out: self.out, before, grown: None, ..*self };
             // This element may be the last that is new.
             let next = 2 * count;
-            let mut looks_back = false;
-            while !looks_back && let Some(element) = elements.next() {
-                rest.part(&element, at)?;
-                count += 1;
-                let grows = rest.growths != self.growths && count >= next;
-                looks_back = grows && rest.pays_to_look_back(elements.size_hint().0);
-            }
+            let looks_back = rest.elements_until_growth(&mut elements, at, &mut count, next)?;
             let LookAhead { grown, otherwise, growths, .. } = rest;
             (self.otherwise, self.growths) = (otherwise, growths);
             self.grown = grown.or(shown);
@@ -273,16 +298,6 @@ struct Position<'l, 'a> {
     ty: &'static str,
 }
 
-/// Compares names, first by address: equal literals mostly share their memory.
-#[inline]
-fn same(a: &'static str, b: &'static str) -> bool {
-    #[cold]
-    fn equal(a: &str, b: &str) -> bool {
-        a == b
-    }
-    std::ptr::eq(a, b) || equal(a, b)
-}
-
 impl<'l, 'a> Position<'l, 'a> {
     #[inline]
     fn leaf(&mut self, leaf: Leaf) {
@@ -304,12 +319,7 @@ impl<'l, 'a> Position<'l, 'a> {
     fn variant(self, name: &'static str, index: u32, variant: &'static str) -> Position<'l, 'a> {
         encode_number(index.into(), self.look_ahead.out);
         let variants = self.look_ahead.parts_before(self.at, KnownKind::Enum).unwrap_or(&[]);
-        // It stands at its own number where those before it were all seen.
-        let found = match variants.get(index as usize) {
-            Some(found) if found.number == index => Some(found),
-            _ => variants.binary_search_by_key(&index, |variant| variant.number).ok().map(|place| &variants[place]),
-        };
-        let at = match found {
+        let at = match known::variant(variants, index) {
             Some(found) if same(found.name, variant) => found.at,
             _ => self.look_ahead.variant(self.at, self.ty, name, index, variant),
         };

@@ -34,6 +34,8 @@ pub(super) struct KnownNode {
     pub parts: Vec<KnownPart>,
     /// A tuple or struct was encoded here completely, so its length is known.
     pub sealed: bool,
+    /// See [`KnownShape::is_whole`].
+    whole: bool,
     /// Values here may be of several types of the same name.
     shared: bool,
     /// The Rust type of the values here. A recursive type has the same position again.
@@ -70,6 +72,26 @@ pub(super) enum KnownKind {
     Enum,
 }
 
+/// Compares names, first by address: equal literals mostly share their memory.
+#[inline]
+pub(super) fn same(a: &'static str, b: &'static str) -> bool {
+    #[cold]
+    fn equal(a: &str, b: &str) -> bool {
+        a == b
+    }
+    std::ptr::eq(a, b) || equal(a, b)
+}
+
+/// The variant of this number among those that were seen.
+#[inline]
+pub(super) fn variant(variants: &[KnownPart], number: u32) -> Option<&KnownPart> {
+    // It stands at its own number where those before it were all seen.
+    match variants.get(number as usize) {
+        Some(found) if found.number == number => Some(found),
+        _ => variants.binary_search_by_key(&number, |variant| variant.number).ok().map(|place| &variants[place]),
+    }
+}
+
 /// Whether all values of this name are of one type, as far as names show. Behind `dyn` all types look the same, and so do the
 /// fields of a type that `#[serde(serialize_with)]` writes. The content of a variant may have no type of its own.
 pub(super) fn is_one_type(ty: &str) -> bool {
@@ -92,7 +114,8 @@ impl KnownShape {
     }
 
     fn push(&mut self, kind: KnownKind, parent: NodeIndex, depth: u8) {
-        self.nodes.push(KnownNode { kind, name: "", parts: Vec::new(), sealed: false, shared: false, ty: "", parent, depth });
+        let (sealed, whole, shared) = Default::default();
+        self.nodes.push(KnownNode { kind, name: "", parts: Vec::new(), sealed, whole, shared, ty: "", parent, depth });
     }
 
     /// Adds a part with its own position; `None` beyond the limits.
@@ -142,14 +165,39 @@ impl KnownShape {
         !self.node(at).shared
     }
 
-    /// Stores leaves and links directly in their parents' parts, so that encoding need not read their nodes.
+    /// Stores leaves and links directly in their parents' parts, so that encoding need not read their nodes; and what is whole.
     pub(super) fn finish(&mut self) {
         self.root = self.resolved(self.root);
-        for node in 0..self.nodes.len() {
+        // Parts have higher indices than their parents, but for links.
+        for node in (0..self.nodes.len()).rev() {
             for part in 0..self.nodes[node].parts.len() {
                 self.nodes[node].parts[part].at = self.resolved(self.nodes[node].parts[part].at);
             }
+            let KnownNode { kind, ref parts, sealed, .. } = self.nodes[node];
+            let is_whole = |part: &KnownPart| part.at as usize > node && self.is_whole(part.at);
+            self.nodes[node].whole = match kind {
+                KnownKind::Tuple | KnownKind::Struct => sealed && parts.iter().all(is_whole),
+                KnownKind::Enum => parts.iter().all(is_whole),
+                KnownKind::Option => parts.iter().all(|part| self.is_new(part.at) || is_whole(part)),
+                _ => false,
+            };
         }
+    }
+
+    /// Whether [`elements`](super::elements) may encode values here: with no lists, maps or bytes within them, nor themselves again.
+    #[inline]
+    pub(super) fn is_whole(&self, at: NodeIndex) -> bool {
+        match self.nodes.get(at as usize) {
+            Some(node) => node.whole,
+            // Others below are new.
+            None => at >= LEAVES && at != DONE && at != leaf(Leaf::Bytes),
+        }
+    }
+
+    /// Whether no value was seen here.
+    #[inline]
+    pub(super) fn is_new(&self, at: NodeIndex) -> bool {
+        self.nodes.get(at as usize).is_some_and(|node| node.kind == KnownKind::New)
     }
 
     pub(super) fn resolved(&self, at: NodeIndex) -> NodeIndex {

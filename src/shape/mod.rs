@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `mod.rs` | the shape of a type or of values as a tree, and which values fit which type |
 //! | `encoder.rs` | encodes values, and records what they show of their type |
+//! | `elements.rs` | encodes elements of lists that show nothing new |
 //! | `known.rs` | what values have shown so far |
 //! | `of_type.rs` | a `Deserializer` that synthesizes values, run many times: the shape of a receiver's type |
 //! | `graph.rs` | what those runs have learned so far, and what the next one should try |
@@ -12,6 +13,7 @@
 //! | `display.rs` | shapes in error messages |
 
 mod display;
+mod elements;
 mod encoder;
 mod graph;
 mod knowledge;
@@ -34,7 +36,7 @@ use serde::Deserialize;
 use crate::text::clipped;
 
 pub(crate) use knowledge::{DeclarationNumbers, Declared, Encoded, Knowledge, Mismatch, Receiver, Receivers, Verdicts};
-pub(crate) use plain::{InPlace, PlainDecoder, decode_array, decoder as plain_decoder, is_plain_array};
+pub(crate) use plain::{InPlace, PlainDecoder, decode_array, decoder as plain_decoder, is_plain_array, stateless_seed, unzigzag};
 
 /// Deeper parts are unknown. Also bounds the recursion of everything that walks a shape.
 const MAX_DEPTH: usize = 32;

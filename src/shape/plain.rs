@@ -8,8 +8,9 @@
 #![allow(unsafe_code)]
 
 use std::any::TypeId;
+use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
-use std::slice;
+use std::{ptr, slice};
 
 use bytemuck::{Pod, Zeroable};
 use postcard::{Error, Result};
@@ -121,7 +122,7 @@ const BLOCK: usize = 32;
 const FOUR: usize = 4;
 const EIGHT: usize = 8;
 /// Most bytes of a number.
-const LONGEST: usize = 10;
+pub(super) const LONGEST: usize = 10;
 /// The bit of each byte that says whether another one follows.
 const MORE: u64 = 0x8080_8080_8080_8080;
 /// These bits of four numbers of two bytes each.
@@ -179,7 +180,7 @@ fn encode_numbers<T: Copy>(elements: &[T], to_wire: impl Fn(T) -> u64, out: &mut
 
 /// Encodes a number at `len`, with room for [`LONGEST`] bytes there, of which some may be overwritten by the next.
 #[inline]
-fn encode_in_place(mut number: u64, bytes: &mut [u8; BLOCK * LONGEST], len: &mut usize) {
+pub(super) fn encode_in_place<const N: usize>(mut number: u64, bytes: &mut [u8; N], len: &mut usize) {
     while number >= 1 << 56 {
         bytes[*len] = number as u8 | 0x80;
         number >>= 7;
@@ -252,7 +253,8 @@ pub(super) fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)) as u64
 }
 
-fn unzigzag(number: u64) -> i64 {
+#[inline]
+pub(crate) fn unzigzag(number: u64) -> i64 {
     (number >> 1) as i64 ^ -((number & 1) as i64)
 }
 
@@ -434,6 +436,13 @@ fn text_of<'a, A: ?Sized>(value: &'a &A) -> Option<&'a str> {
     } else {
         None
     }
+}
+
+/// The seed by which serde's own impls decode a `T`, once more.
+#[inline]
+pub(crate) fn stateless_seed<S, T>(seed: &S) -> Option<S> {
+    // SAFETY: it is a `PhantomData`, which may be copied.
+    (typeid::of::<S>() == typeid::of::<PhantomData<T>>()).then(|| unsafe { ptr::read(seed) })
 }
 
 /// How a `Vec` of numbers or points is decoded as a whole.

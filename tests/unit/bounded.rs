@@ -149,6 +149,15 @@ fn bytes_that_postcard_refuses_are_refused() {
     assert_eq!(error::<String>(&[1, 0xff]), format!("{} (2 bytes)", Error::DeserializeBadUtf8));
     assert_eq!(error::<Tree>(&[9]), "variant 9 is none of the type's (1 bytes)");
     assert_eq!(error::<u8>(&[]), format!("{} (0 bytes)", Error::DeserializeUnexpectedEnd));
+    assert_eq!(error::<CatchAll>(&[9]), "variant 9 is none of the type's (1 bytes)");
+    assert_eq!(error::<Vec<CatchAll>>(&[2, 0, 9]), "variant 9 is none of the type's (3 bytes)");
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum CatchAll {
+    First,
+    #[serde(other)]
+    Other,
 }
 
 #[test]
@@ -169,6 +178,11 @@ fn nesting_beyond_the_limit_is_refused() {
         assert_eq!(error::<Chain>(&ones(DEEP / 2)), too_deep());
         assert_eq!(error::<Nest>(&vec![1; 1 << 20]), too_deep());
         assert_eq!(error::<Chain>(&vec![1; 1 << 20]), too_deep());
+        // As an element. The list is a level, too.
+        assert!(decode::<Vec<Chain>>(&ones(DEEP / 2 - 1)).is_ok());
+        assert_eq!(error::<Vec<Chain>>(&ones(DEEP / 2 + 1)), too_deep());
+        assert_eq!(error::<Vec<Chain>>(&vec![1; 1 << 20]), too_deep());
+        assert_eq!(error::<BTreeMap<u8, Chain>>(&vec![1; 1 << 20]), too_deep());
     });
 }
 
@@ -439,7 +453,7 @@ fn errors_of_an_impl_are_reported() {
     assert_eq!(error::<(Whatever, u8)>(&[1]), format!("{} (1 bytes)", postcard::Error::DeserializeUnexpectedEnd));
     assert!(decode::<Whatever>(&[1]).is_ok());
     assert_eq!(error::<Whatever>(&[1, 2]), "1 of 2 bytes are left over");
-    assert_eq!(error::<std::num::NonZeroU8>(&[0]), "invalid value: integer `0`, expected a nonzero u8 (1 bytes)");
+    assert_eq!(error::<NonZeroU8>(&[0]), "invalid value: integer `0`, expected a nonzero u8 (1 bytes)");
     assert_eq!(error::<Never>(&[250, 1]), format!("never 250{} (2 bytes)", "!".repeat(250)));
     assert_eq!(error::<[Never; 2]>(&[255, 1]).len(), "never 255 (2 bytes)".len() + 255);
 }
@@ -607,6 +621,16 @@ fn tree() -> impl Strategy<Value = Tree> {
     })
 }
 
+/// Decoded without an account where it is an element of a list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum Flat {
+    Unit,
+    Newtype(Newtype),
+    Tuple(i16, Option<bool>, Unit),
+    Struct { at: [f64; 2], next: Option<Box<u8>> },
+    Chained(Option<Box<Flat>>),
+}
+
 /// Random bytes; small ones are plausible lengths and variants.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
@@ -629,6 +653,14 @@ proptest! {
         compare::<BTreeMap<String, Newtype>>(&bytes);
         compare::<std::result::Result<SocketAddr, Duration>>(&bytes);
         compare::<CString>(&bytes);
+        compare::<Vec<(i8, i16, i32, i64, bool)>>(&bytes);
+        compare::<Vec<(u8, u16, u32, u64)>>(&bytes);
+        compare::<Vec<Option<std::result::Result<(f32, [u8; 3]), (f64, char)>>>>(&bytes);
+        compare::<Vec<(i128, u128)>>(&bytes);
+        compare::<Vec<Flat>>(&bytes);
+        compare::<BTreeMap<u8, Flat>>(&bytes);
+        compare::<Vec<(Flat, String)>>(&bytes);
+        compare::<Vec<NonZeroU8>>(&bytes);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Tests of lists: what their elements show together, and how many there are.
 
+use std::cell::Cell;
+
 use serde::ser::{SerializeMap, SerializeSeq};
 
 use super::*;
@@ -169,6 +171,191 @@ fn shows_the_same_one_by_one<T: Serialize>(lists: &[Vec<T>]) {
         let (all, each) = (declared(&AllAtOnce(list), &of_all), declared(&OneByOne(list), &of_each));
         assert_eq!(all, each, "{:?} and {:?}", Shape::decode(&all.2), Shape::decode(&each.2));
         assert_eq!(all.1, postcard::to_stdvec(list).unwrap());
+    }
+}
+
+/// What elements of one type may be without lists, maps and bytes within them.
+#[derive(Clone, Debug, Serialize)]
+enum Form {
+    Empty,
+    Byte(u8),
+    Signed(i8, i16, i32, i64),
+    Large { below: i128, above: u128, at: (u16, u32, u64) },
+    Floats(f32, [f64; 3], [f32; 32]),
+    Text(String),
+    Inner(Option<Inner>, Option<Box<Form>>),
+    Digits([u16; 3]),
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Inner {
+    letter: char,
+    is: bool,
+    unit: (),
+    marker: Marker,
+    number: Wrapped,
+    shown: Shown,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Marker;
+
+#[derive(Clone, Debug, Serialize)]
+struct Wrapped(u32);
+
+/// Serialized as the text that it is displayed as.
+#[derive(Clone, Debug)]
+struct Shown(u8);
+
+impl Serialize for Shown {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+fn form() -> impl Strategy<Value = Form> {
+    let inner = any::<(char, bool, u32, u8)>().prop_map(|(letter, is, number, shown)| Inner {
+        letter,
+        is,
+        unit: (),
+        marker: Marker,
+        number: Wrapped(number),
+        shown: Shown(shown),
+    });
+    // Some of them take as much as fits into the room for elements, and more.
+    let text = prop_oneof![9 => "[a-c]{0,3}", 1 => (0..6000usize).prop_map(|len| "x".repeat(len))];
+    let flat = prop_oneof![
+        Just(Form::Empty),
+        any::<u8>().prop_map(Form::Byte),
+        any::<(i8, i16, i32, i64)>().prop_map(|(a, b, c, d)| Form::Signed(a, b, c, d)),
+        any::<(i128, u128, (u16, u32, u64))>().prop_map(|(below, above, at)| Form::Large { below, above, at }),
+        any::<(f32, [f64; 3])>().prop_map(|(a, b)| Form::Floats(a, b, [a; 32])),
+        text.prop_map(Form::Text),
+        any::<[u16; 3]>().prop_map(Form::Digits),
+        proptest::option::of(inner.clone()).prop_map(|inner| Form::Inner(inner, None)),
+    ];
+    (flat.clone(), proptest::option::weighted(0.1, (proptest::option::of(inner), flat))).prop_map(|(flat, inner)| match inner {
+        Some((inner, form)) => Form::Inner(inner, Some(Box::new(form))),
+        None => flat,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Of one form, of few, and of all; those that come late show something new behind many that do not.
+    #[test]
+    fn flat_elements_are_encoded_as_one_by_one(
+        alike in proptest::collection::vec(any::<(u8, [f64; 3], i32)>(), 0..300),
+        texts in proptest::collection::vec(proptest::option::of("[a-z]{0,40}"), 0..300),
+        forms in proptest::collection::vec(form(), 0..100),
+        late in form(),
+    ) {
+        let many = vec![Form::Byte(1); 150];
+        shows_the_same_one_by_one(&[alike.clone(), alike]);
+        shows_the_same_one_by_one(&[texts.clone(), texts]);
+        shows_the_same_one_by_one(&[[many.clone(), vec![late], many].concat(), forms.clone(), forms]);
+    }
+}
+
+/// As a bulk, whose `Serialize` takes a lease.
+#[derive(Clone)]
+struct Counted<'a>(&'a Cell<usize>);
+
+impl Serialize for Counted<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.set(self.0.get() + 1);
+        serializer.serialize_newtype_struct("Counted", &Raw(1))
+    }
+}
+
+#[test]
+fn elements_with_bytes_are_serialized_once() {
+    #[derive(Clone, Serialize)]
+    enum Either<'a> {
+        One(u8),
+        Counted(Counted<'a>),
+        Named { a: u8, b: Counted<'a> },
+        Two(u8, Counted<'a>),
+    }
+    let count = Cell::new(0);
+    fn encode_all<T: Serialize>(count: &Cell<usize>, lists: &[(usize, Vec<T>)]) {
+        let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
+        for (expected, list) in lists.iter().chain(lists) {
+            count.set(0);
+            assert!(matches!(knowledge.encode(list, &mut Vec::new(), &numbers).unwrap(), Encoded::As(_)));
+            assert_eq!(count.get(), *expected);
+        }
+    }
+    let none = vec![None; 20];
+    encode_all(&count, &[(0, none.clone()), (1, [&none[..], &[Some(Counted(&count))], &none].concat()), (0, none)]);
+    let none = vec![None; 20];
+    encode_all(&count, &[(0, none.clone()), (1, [none, vec![Some((1u8, Counted(&count)))]].concat())]);
+    let one = vec![Either::One(1); 20];
+    for other in [Either::Counted(Counted(&count)), Either::Named { a: 1, b: Counted(&count) }, Either::Two(1, Counted(&count))] {
+        encode_all(&count, &[(0, one.clone()), (1, [&one[..], &[other], &one].concat()), (0, one.clone())]);
+    }
+    encode_all(&count, &[(20, vec![Counted(&count); 20]), (30, vec![Counted(&count); 30])]);
+    encode_all(&count, &[(20, vec![(7u8, [Counted(&count)]); 20])]);
+}
+
+#[derive(Clone, Debug)]
+struct Raw(u8);
+
+impl Serialize for Raw {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&[self.0; 2])
+    }
+}
+
+/// A type whose values differ in what they show: a receiver may have it as an untagged enum.
+#[test]
+fn elements_that_differ_from_those_before_are_encoded_as_one_by_one() {
+    /// Its variants have the numbers of a `Form`'s.
+    #[derive(Clone, Debug, Serialize)]
+    enum Twin {
+        #[allow(dead_code)]
+        Empty,
+        Octet(u8),
+    }
+    #[derive(Clone, Debug, Serialize)]
+    #[serde(untagged)]
+    enum Untagged {
+        Pair(u8, u8),
+        Longer(u8, u8, u8),
+        Other(u16, u8),
+        Named { a: u8, b: u8 },
+        Renamed { a: u8, c: u8 },
+        Fewer { a: u8 },
+        Text(String),
+        Maybe(Option<u8>),
+        Array([u8; 2]),
+        Array3([u8; 3]),
+        Bytes(Raw),
+        Of(Form),
+        Like(Twin),
+    }
+    use Untagged::*;
+    let all = [
+        Pair(1, 2),
+        Longer(1, 2, 3),
+        Other(1, 2),
+        Named { a: 1, b: 2 },
+        Renamed { a: 1, c: 2 },
+        Fewer { a: 1 },
+        Text("ab".to_owned()),
+        Maybe(Some(1)),
+        Array([1, 2]),
+        Array3([1, 2, 3]),
+        Bytes(Raw(7)),
+        Of(Form::Byte(1)),
+        Like(Twin::Octet(1)),
+    ];
+    for known in &all {
+        for other in &all {
+            let many = vec![known.clone(); 20];
+            let with_other = [&many[..], std::slice::from_ref(other), &many].concat();
+            shows_the_same_one_by_one(&[many.clone(), with_other, many]);
+        }
     }
 }
 
