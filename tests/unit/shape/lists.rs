@@ -323,9 +323,23 @@ fn elements_that_differ_from_those_before_are_encoded_as_one_by_one() {
         Pair(u8, u8),
         Longer(u8, u8, u8),
         Other(u16, u8),
-        Named { a: u8, b: u8 },
-        Renamed { a: u8, c: u8 },
-        Fewer { a: u8 },
+        Named {
+            a: u8,
+            b: u8,
+        },
+        Renamed {
+            a: u8,
+            c: u8,
+        },
+        Fewer {
+            a: u8,
+        },
+        Two {
+            a: [u8; 2],
+        },
+        Three {
+            a: [u8; 3],
+        },
         Text(String),
         Maybe(Option<u8>),
         Array([u8; 2]),
@@ -333,6 +347,11 @@ fn elements_that_differ_from_those_before_are_encoded_as_one_by_one() {
         Bytes(Raw),
         Of(Form),
         Like(Twin),
+        Skips {
+            a: u8,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            b: Option<u8>,
+        },
     }
     use Untagged::*;
     let all = [
@@ -342,6 +361,8 @@ fn elements_that_differ_from_those_before_are_encoded_as_one_by_one() {
         Named { a: 1, b: 2 },
         Renamed { a: 1, c: 2 },
         Fewer { a: 1 },
+        Two { a: [1, 2] },
+        Three { a: [1, 2, 3] },
         Text("ab".to_owned()),
         Maybe(Some(1)),
         Array([1, 2]),
@@ -357,6 +378,12 @@ fn elements_that_differ_from_those_before_are_encoded_as_one_by_one() {
             shows_the_same_one_by_one(&[many.clone(), with_other, many]);
         }
     }
+    // The others may not hide that a field is left out.
+    let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
+    let mut list = vec![Fewer { a: 1 }; 20];
+    assert!(knowledge.encode(&list, &mut Vec::new(), &numbers).is_ok());
+    list.push(Skips { a: 1, b: None });
+    assert!(knowledge.encode(&list, &mut Vec::new(), &numbers).is_err());
 }
 
 proptest! {
