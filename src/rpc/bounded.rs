@@ -43,6 +43,9 @@ const MAX_EXPECTED: usize = 4096;
 /// takes some microseconds.
 const FREE_ELEMENTS: usize = 16 << 10;
 
+/// Elements are first decoded by [`flat`]. In programs that are not optimized each level of lists would take more stack for it.
+const FLAT: bool = cfg!(any(not(debug_assertions), test));
+
 /// Bytes that the allocator adds to a small allocation.
 const ALLOCATION: usize = 32;
 /// Bytes that values may take beyond the message's length without a grant. So a list of bytes or of floats, which takes no more
@@ -297,7 +300,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
     #[inline]
     fn decode_flat<S: DeserializeSeed<'de>>(&mut self, seed: &S) -> Option<S::Value> {
         let mut rest = self.rest().ok()?;
-        let value = flat::decode(seed, &mut rest)?;
+        let value = flat::decode(seed, self.levels, &mut rest)?;
         self.postcard = postcard::Deserializer::from_bytes(rest);
         Some(value)
     }
@@ -578,7 +581,7 @@ impl<'de, const IN: u8> de::SeqAccess<'de> for BoundedElements<&mut Bounded<'de,
         self.left = left;
         self.account_element::<S::Value>()?;
         self.slots = SLOTS;
-        if IN != IN_PLACE && self.flat {
+        if FLAT && IN != IN_PLACE && self.flat {
             match self.inside.decode_flat(&seed) {
                 Some(value) => return Ok(Some(value)),
                 None => self.flat = false,
@@ -608,7 +611,7 @@ impl<'de> de::MapAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TABLE> {
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Decoded<S::Value> {
         self.inside.count(mem::replace(&mut self.slots, SLOTS) * size_of::<S::Value>())?;
         self.inside.container = size_of::<S::Value>();
-        if self.flat {
+        if FLAT && self.flat {
             match self.inside.decode_flat(&seed) {
                 Some(value) => return Ok(value),
                 None => self.flat = false,

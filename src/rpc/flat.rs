@@ -16,7 +16,7 @@ const MAX_LEVELS: u32 = 8;
 
 /// Decodes the element at the front of `rest`; `None`, with `rest` as it was, where [`Bounded`](super::bounded) has to.
 #[inline]
-pub(super) fn decode<'de, S: DeserializeSeed<'de>>(seed: &S, rest: &mut &'de [u8]) -> Option<S::Value> {
+pub(super) fn decode<'de, S: DeserializeSeed<'de>>(seed: &S, levels: u32, rest: &mut &'de [u8]) -> Option<S::Value> {
     macro_rules! is_one_of {
         ($($ty:ty)*) => { [$(TypeId::of::<$ty>()),*].contains(&typeid::of::<S::Value>()) };
     }
@@ -24,8 +24,12 @@ pub(super) fn decode<'de, S: DeserializeSeed<'de>>(seed: &S, rest: &mut &'de [u8
     if is_one_of!(bool u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64 char String) {
         return None;
     }
-    let mut flat = Flat { rest, container: size_of::<S::Value>(), levels: MAX_LEVELS };
+    let mut flat = Flat { rest, container: size_of::<S::Value>(), levels: levels.min(MAX_LEVELS), refused: false };
     let value = stateless_seed::<S, S::Value>(seed)?.deserialize(&mut flat).ok()?;
+    // An impl may have discarded the error.
+    if flat.refused {
+        return None;
+    }
     *rest = flat.rest;
     Some(value)
 }
@@ -63,6 +67,8 @@ struct Flat<'de> {
     /// Bytes of the memory that the value which is being decoded is stored in. A larger one is most likely in a box.
     container: usize,
     levels: u32,
+    /// Something was refused, though the element's impl may go on.
+    refused: bool,
 }
 
 macro_rules! numbers {
@@ -72,14 +78,17 @@ macro_rules! numbers {
             const MOST: u32 = $ty::BITS.div_ceil(7);
             let mut number = 0;
             for place in 0..MOST {
-                let [byte] = self.take()?;
+                let Some((byte, rest)) = self.rest.split_first() else { break };
+                self.rest = rest;
                 number |= $ty::from(byte & 0x7f) << (7 * place);
-                if byte < 0x80 {
-                    let fits = place + 1 < MOST || byte >> ($ty::BITS - 7 * place) == 0;
-                    return if fits { Ok(number) } else { Err(NotFlat) };
+                if *byte < 0x80 {
+                    if place + 1 < MOST || byte >> ($ty::BITS - 7 * place) == 0 {
+                        return Ok(number);
+                    }
+                    break;
                 }
             }
-            Err(NotFlat)
+            self.refuse()
         }
     )*};
 }
@@ -87,23 +96,29 @@ macro_rules! numbers {
 impl<'de> Flat<'de> {
     #[inline(always)]
     fn take<const N: usize>(&mut self) -> FlatResult<[u8; N]> {
-        let (bytes, rest) = self.rest.split_first_chunk().ok_or(NotFlat)?;
+        let Some((bytes, rest)) = self.rest.split_first_chunk() else { return self.refuse() };
         self.rest = rest;
         Ok(*bytes)
+    }
+
+    #[inline(always)]
+    fn refuse<T>(&mut self) -> FlatResult<T> {
+        self.refused = true;
+        Err(NotFlat)
     }
 
     numbers! { u16 u32 u64 }
 
     #[inline]
     fn array<T>(&mut self) -> FlatResult<T> {
-        decode_array(&mut self.rest).map_err(|_| NotFlat)
+        decode_array(&mut self.rest).or_else(|_| self.refuse())
     }
 
     /// Decodes the content of a value, one level down.
     #[inline]
     fn descend<T>(&mut self, inside: impl FnOnce(&mut Self) -> FlatResult<T>) -> FlatResult<T> {
         if self.levels == 0 || size_of::<T>() > self.container {
-            return Err(NotFlat);
+            return self.refuse();
         }
         self.levels -= 1;
         let decoded = inside(self);
@@ -125,7 +140,7 @@ macro_rules! primitives {
 macro_rules! refuse {
     ($($method:ident)*) => {$(
         fn $method<V: Visitor<'de>>(self, _visitor: V) -> FlatResult<V::Value> {
-            Err(NotFlat)
+            self.refuse()
         }
     )*};
 }
@@ -155,7 +170,7 @@ impl<'de> de::Deserializer<'de> for &mut Flat<'de> {
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> FlatResult<V::Value> {
         match self.take()? {
             [byte @ (0 | 1)] => visitor.visit_bool(byte == 1),
-            _ => Err(NotFlat),
+            _ => self.refuse(),
         }
     }
 
@@ -174,7 +189,7 @@ impl<'de> de::Deserializer<'de> for &mut Flat<'de> {
         match self.take()? {
             [0] => visitor.visit_none(),
             [1] => self.descend(|inside| visitor.visit_some(inside)),
-            _ => Err(NotFlat),
+            _ => self.refuse(),
         }
     }
 
@@ -258,7 +273,7 @@ impl<'de> de::EnumAccess<'de> for FlatEnum<'_, 'de> {
     fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> FlatResult<(S::Value, Self)> {
         let variant = self.inside.u32()?;
         if variant as usize >= self.variants {
-            return Err(NotFlat);
+            return self.inside.refuse();
         }
         Ok((seed.deserialize(variant.into_deserializer())?, self))
     }

@@ -12,7 +12,7 @@ use super::bounded;
 use crate::engine::encode_message;
 use crate::fuzzing::script::{Script, script, written};
 use crate::proto::{LeaseRange, LinkId, wire};
-use crate::shape::{Knowledge, Shape};
+use crate::shape::{DeclarationNumbers, Encoded, Knowledge, Shape};
 use crate::{Bulk, BulkMode, Engine};
 
 /// A recursive type with all kinds of variants.
@@ -40,6 +40,16 @@ struct FuzzRecord {
     time: Duration,
 }
 
+/// Decoded without accounts, for most of its values, where it is an element.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum FuzzCell {
+    Empty,
+    Numbers(u16, i64, u32),
+    At { place: [u8; 3], is: Option<bool>, time: Duration },
+    Next(Option<Box<FuzzCell>>),
+    Named(String),
+}
+
 #[derive(Debug, Deserialize)]
 struct FuzzBorrowed<'a> {
     key: &'a str,
@@ -63,6 +73,27 @@ pub fn arguments(bytes: &[u8]) {
     // Postcard itself must accept what the bounded decoder accepts, with the same value.
     if let Ok(record) = bounded::decode::<FuzzRecord>(bytes) {
         assert_eq!(postcard::from_bytes::<FuzzRecord>(bytes).ok(), Some(record));
+    }
+    check_round_trip::<Vec<FuzzCell>>(bytes);
+    if let Ok(cells) = bounded::decode::<BTreeMap<u8, FuzzCell>>(bytes) {
+        assert_eq!(postcard::from_bytes::<BTreeMap<u8, FuzzCell>>(bytes).ok(), Some(cells));
+    }
+    if let Ok(cells) = bounded::decode::<Vec<FuzzCell>>(bytes) {
+        check_elements(&cells);
+        assert_eq!(postcard::from_bytes::<Vec<FuzzCell>>(bytes).ok(), Some(cells));
+    }
+}
+
+/// A list is encoded as postcard does, and shows of its type what it shows by itself, also when it is known from before.
+fn check_elements(cells: &Vec<FuzzCell>) {
+    let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
+    let shape = Shape::of_value(cells);
+    for _ in 0..2 {
+        let mut bytes = Vec::new();
+        let declared = knowledge.encode(cells, &mut bytes, &numbers).expect("what was decoded can be encoded");
+        assert_eq!(bytes, encoded(cells));
+        let Encoded::As(declared) = declared else { panic!("one type does not contradict itself") };
+        assert_eq!(Shape::decode(&declared.shape).as_ref(), Some(&shape));
     }
 }
 
@@ -171,6 +202,12 @@ fn record() -> FuzzRecord {
     }
 }
 
+fn cells() -> Vec<FuzzCell> {
+    let at = FuzzCell::At { place: [1, 2, 3], is: Some(true), time: Duration::from_millis(1500) };
+    let next = FuzzCell::Next(Some(Box::new(FuzzCell::Next(None))));
+    vec![FuzzCell::Empty, FuzzCell::Numbers(300, -1 << 40, 7), at, next, FuzzCell::Named("cell".into())]
+}
+
 pub(crate) fn seeds_of_arguments() -> Vec<(&'static str, Vec<u8>)> {
     let [node, root] = trees();
     let map = BTreeMap::from([("key".to_owned(), vec![FuzzTree::Leaf, node.clone()])]);
@@ -180,6 +217,7 @@ pub(crate) fn seeds_of_arguments() -> Vec<(&'static str, Vec<u8>)> {
         ("record", encoded(&record())),
         ("map", encoded(&map)),
         ("borrowed", encoded(&("key", &[1u8, 2][..], vec!["one", "two"]))),
+        ("cells", encoded(&cells())),
         ("free", encoded(&(1u8, vec![(); 5000]))),
     ]
 }

@@ -9,7 +9,6 @@
 //! what may hold bytes is never encoded here ([`KnownShape::is_whole`]).
 
 use std::fmt::{self, Display, Write};
-use std::mem;
 use std::slice;
 
 use serde::ser::{self, Serialize, Serializer};
@@ -63,7 +62,10 @@ fn fill<T: Serialize>(
     while let Some(element) = next {
         let used = size - room.len();
         let Ok(rest) = part(&element, Context { known, at, room }) else { return (count, used, Some(element)) };
-        (room, count, next) = (rest, count + 1, elements.next());
+        (room, count) = (rest, count + 1);
+        // It may hold what the next one needs, as a lock.
+        drop(element);
+        next = elements.next();
     }
     (count, size - room.len(), None)
 }
@@ -156,7 +158,7 @@ impl<'k, 'o> Context<'k, 'o> {
     #[inline]
     fn compound(self, kind: KnownKind) -> Result<Parts<'k, 'o>, Differs> {
         let parts = self.parts(kind)?.iter();
-        Ok(Parts { known: self.known, parts, left: 0, part: 0, room: self.room })
+        Ok(Parts { known: self.known, parts, left: 0, part: 0, room: Some(self.room) })
     }
 
     #[inline]
@@ -329,14 +331,15 @@ struct Parts<'k, 'o> {
     /// Number of elements of the last run that are left; their position is `part`.
     left: u32,
     part: NodeIndex,
-    room: &'o mut [u8],
+    /// `None` once a part has differed: a `Serialize` may discard the error.
+    room: Option<&'o mut [u8]>,
 }
 
 impl<'o> Parts<'_, 'o> {
     #[inline(always)]
     fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Differs> {
         if self.left == 0 {
-            let run = self.parts.next().ok_or(Differs)?;
+            let Some(run) = self.parts.next() else { return self.differ() };
             (self.left, self.part) = (run.number, run.at);
         }
         self.left -= 1;
@@ -345,19 +348,28 @@ impl<'o> Parts<'_, 'o> {
 
     #[inline(always)]
     fn field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), Differs> {
-        let field = self.parts.next().filter(|field| same(field.name, name)).ok_or(Differs)?;
-        self.put(value, field.at)
+        match self.parts.next() {
+            Some(field) if same(field.name, name) => self.put(value, field.at),
+            _ => self.differ(),
+        }
     }
 
     #[inline(always)]
     fn put<T: Serialize + ?Sized>(&mut self, value: &T, at: NodeIndex) -> Result<(), Differs> {
-        self.room = part(value, Context { known: self.known, at, room: mem::take(&mut self.room) })?;
+        let room = self.room.take().ok_or(Differs)?;
+        self.room = Some(part(value, Context { known: self.known, at, room })?);
         Ok(())
+    }
+
+    #[inline(always)]
+    fn differ(&mut self) -> Result<(), Differs> {
+        self.room = None;
+        Err(Differs)
     }
 
     #[inline]
     fn finish(self) -> Put<'o> {
-        if self.left == 0 && self.parts.len() == 0 { Ok(self.room) } else { Err(Differs) }
+        self.room.filter(|_| self.left == 0 && self.parts.len() == 0).ok_or(Differs)
     }
 }
 
@@ -373,7 +385,7 @@ macro_rules! compounds {
             }
 
             $(fn $skip(&mut self, _key: &'static str) -> Result<(), Differs> {
-                Err(Differs)
+                self.differ()
             })?
 
             #[inline]

@@ -153,7 +153,53 @@ fn bytes_that_postcard_refuses_are_refused() {
     assert_eq!(error::<Vec<CatchAll>>(&[2, 0, 9]), "variant 9 is none of the type's (3 bytes)");
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+/// Discards the error of its content.
+fn or_default<'de, D: de::Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> std::result::Result<T, D::Error> {
+    Ok(T::deserialize(deserializer).unwrap_or_default())
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Lenient<T: DeserializeOwned + Default> {
+    #[serde(deserialize_with = "or_default")]
+    content: T,
+}
+
+#[test]
+fn errors_that_an_element_discards_are_not_forgotten() {
+    let lenient = |content: &str| Lenient { content: content.to_owned() };
+    let list = vec![lenient("ab"), lenient("")];
+    assert_eq!(decode(&postcard::to_stdvec(&list).unwrap()), Ok(list));
+    let lists = (vec![lenient("\0\u{2}")], vec![Vec::<u8>::new()]);
+    assert_eq!(decode(&postcard::to_stdvec(&lists).unwrap()), Ok(lists));
+    let map = BTreeMap::from([(1, lenient("ab"))]);
+    assert_eq!(decode(&postcard::to_stdvec(&map).unwrap()), Ok(map));
+    assert_eq!(error::<Vec<Lenient<Option<CatchAll>>>>(&[2, 1, 0, 1, 9]), "variant 9 is none of the type's (5 bytes)");
+}
+
+/// With the levels that are left, not with those of its own.
+#[test]
+fn elements_may_be_as_deep_as_other_values() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Thrice<T>(((T,),));
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Deep<T> {
+        below: Vec<Deep<T>>,
+        elements: Vec<Thrice<T>>,
+    }
+    on_a_small_stack(|| {
+        let mut deepest = 0;
+        for depth in 20..MAX_DEPTH as usize {
+            // The number is 0, or the text is empty.
+            let bytes = [&vec![1; depth][..], &[0, 1, 0], &vec![0; depth]].concat();
+            let fits = decode::<Deep<u8>>(&bytes).is_ok();
+            assert_eq!(decode::<Deep<String>>(&bytes).is_ok(), fits, "{depth}");
+            deepest = if fits { depth } else { deepest };
+        }
+        assert!((21..MAX_DEPTH as usize - 1).contains(&deepest), "{deepest}");
+    });
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum CatchAll {
     First,
     #[serde(other)]

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use serde::ser::{SerializeMap, SerializeSeq};
+use serde::ser::{SerializeMap, SerializeSeq, SerializeTuple};
 
 use super::*;
 
@@ -304,6 +304,62 @@ struct Raw(u8);
 impl Serialize for Raw {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_bytes(&[self.0; 2])
+    }
+}
+
+/// Texts that do not fit into what is left of the room, some of which are followed by nothing.
+#[test]
+fn an_element_that_discards_the_errors_of_its_parts_is_encoded_whole() {
+    #[derive(Clone, Debug)]
+    struct Lenient(String, u8);
+    impl Serialize for Lenient {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut parts = serializer.serialize_tuple(2)?;
+            let _ = parts.serialize_element(&self.0);
+            match self.1 {
+                0 => parts.serialize_element(&())?,
+                _ => _ = parts.serialize_element(&self.1),
+            }
+            parts.end()
+        }
+    }
+    for last in 0..2 {
+        let list = |step: usize| (0..60).map(|len| Lenient("x".repeat(len * step), last)).collect::<Vec<_>>();
+        shows_the_same_one_by_one(&[list(1), list(7), list(100)]);
+    }
+    let mut list = vec![Lenient("ab".to_owned(), 1); 40];
+    list[20].1 = 0;
+    shows_the_same_one_by_one(&[vec![Lenient(String::new(), 1); 40], list]);
+}
+
+#[test]
+fn an_element_is_dropped_before_the_next_is_made() {
+    struct Elements(Cell<u32>);
+    struct Element<'a>(&'a Cell<u32>);
+    impl Drop for Element<'_> {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() - 1);
+        }
+    }
+    impl Serialize for Element<'_> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            (self.0.get(), 0.5).serialize(serializer)
+        }
+    }
+    impl Serialize for Elements {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_seq((0..40).map(|_| {
+                self.0.set(self.0.get() + 1);
+                assert_eq!(self.0.get(), 1);
+                Element(&self.0)
+            }))
+        }
+    }
+    let (knowledge, numbers, elements) = (Knowledge::new(None), DeclarationNumbers::default(), Elements(Cell::new(0)));
+    for _ in 0..3 {
+        let mut bytes = Vec::new();
+        assert!(knowledge.encode(&elements, &mut bytes, &numbers).is_ok());
+        assert_eq!(bytes, postcard::to_stdvec(&vec![(1u32, 0.5); 40]).unwrap());
     }
 }
 
