@@ -28,7 +28,7 @@ use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::drive::DriveGoal;
 use super::driver_lock::Acquired;
 use super::signal::{Counter, Signal};
-use super::threads::MAX_JOBS;
+use super::threads::{Cork, MAX_JOBS};
 use super::workers::Job;
 use crate::deferred_log::defer;
 
@@ -271,7 +271,7 @@ impl Core {
             return false;
         }
         let outer = RUNS_JOBS_OF.replace(self.identity());
-        let mut corked_since = None;
+        let mut cork = Cork::default();
         for _ in 0..MAX_JOBS {
             let Some((job, more)) = self.threads.next_job() else { break };
             if !self.runs_inline(&job) {
@@ -279,7 +279,7 @@ impl Core {
                 continue;
             }
             let began = self.pacer.read_clock();
-            self.run_job(job, began, more, &mut corked_since);
+            self.run_job(job, began, more, &mut cork);
         }
         RUNS_JOBS_OF.set(outer);
         self.uncork();

@@ -11,7 +11,7 @@
 //!
 //! The leader holds the driver lock while it drives only, so nothing is lost if it is not polled again. Between its polls, and when
 //! its operation has ended, the lock may be free, as it is between calls of a thread that blocks. The progress thread looks for
-//! that every 0.25 ms then, and acquires it when no caller has meanwhile.
+//! that every 0.5 ms, and acquires it when no caller has meanwhile.
 //!
 //! A future may be polled once and kept, as a branch of `select!` is. So an operation that is polled twice while the leader is not
 //! polled takes its place; the first that find a leader which does not drive ask to be polled again.
@@ -23,18 +23,15 @@ use super::completion::{Completion, wake_by_ref_quietly, with_sleeper};
 use super::drive::{AWAKE, DriveGoal, drives_any};
 use super::driver_lock::Acquired;
 use super::{Core, workers};
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// So many polls of one operation lead. Each drives for `AWAKE`, and longer only where it has found something to do: what a
 /// driver does at a time, such as to copy a chunk of a transfer, is not cut short.
 pub(super) const LEADING_POLLS: u32 = 8;
-/// How many polls a crowd is remembered, and after how many a future that waits alone lets other tasks of its thread run.
+/// How many polls a crowd is remembered.
 const CROWDED_POLLS: u32 = 32;
-/// After so many operations have led, and for so long, there is a break, in which the progress thread drives: a runtime looks for
-/// other events when it has nothing to poll, or after many polls.
-const TURN_OPERATIONS: u32 = 32;
-const TURN: Duration = Duration::from_millis(1);
-const BREAK: Duration = Duration::from_micros(50);
+/// Of the time between two polls that lead, so much counts as time for which others have not run: the task may have slept.
+const LONGEST_PAUSE: Duration = Duration::from_micros(10);
 /// After operations that have led in vain, or calls that were held in vain, up to two to the power of this many do not lead, or are
 /// not held.
 const MOST_MISSES: u32 = 6;
@@ -51,15 +48,13 @@ pub(super) struct Polls {
     led_at: AtomicU32,
     /// The count at the last poll at which several operations were in progress.
     crowded_at: AtomicU32,
-    /// When the turn began, on the clock of the pacer, and how many operations have led in it.
-    turn: AtomicU64,
-    turn_operations: AtomicU32,
+    /// When the last one led, on the clock of the pacer; and for how long those that led have let no others run.
+    kept_at: AtomicU64,
+    kept_for: AtomicU64,
     /// Of operations that lead.
     leading: Misses,
     /// Of calls that are held.
     holding: Misses,
-    /// A leader has held the driver lock in such a way that no thread holds it between polls.
-    leaves_lock_free: AtomicBool,
 }
 
 /// What was done in vain since it last was not, and how many times it is not to be done again.
@@ -94,7 +89,7 @@ fn address(operation: &Completion) -> usize {
 
 impl Polls {
     /// Whether this poll of the operation leads. `drives` is true while another thread does drive.
-    fn lead(&self, operation: &Completion, clock: u64, drives: impl FnOnce() -> bool) -> bool {
+    fn lead(&self, operation: &Completion, drives: impl FnOnce() -> bool) -> bool {
         let count = self.count.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let leader = self.leader.load(Ordering::Relaxed);
         if leader != 0 && leader != address(operation) {
@@ -104,7 +99,7 @@ impl Polls {
             }
         }
         let mut polls = operation.polls.fetch_add(1, Ordering::Relaxed);
-        if polls == 0 && (self.leading.skips() || self.is_break(clock)) {
+        if polls == 0 && self.leading.skips() {
             polls = LEADING_POLLS + 1;
             operation.polls.store(polls, Ordering::Relaxed);
         } else if polls == LEADING_POLLS {
@@ -116,27 +111,29 @@ impl Polls {
         leads
     }
 
-    /// One more operation is to lead; true when it must not, as others have for long enough.
-    fn is_break(&self, clock: u64) -> bool {
-        let turn = self.turn.load(Ordering::Relaxed);
-        let operations = self.turn_operations.fetch_add(1, Ordering::Relaxed);
-        if operations >= TURN_OPERATIONS && clock.saturating_sub(turn) >= TURN.as_nanos() as u64 {
-            self.turn.store(clock + BREAK.as_nanos() as u64, Ordering::Relaxed);
-            self.turn_operations.store(0, Ordering::Relaxed);
-            return true;
-        }
-        clock < turn
-    }
-
-    /// Whether the leader waits alone, and whether it is time to ask: it lets other tasks run, which may be about to call. Those
-    /// whose operations have just ended are not in progress, so some polls back count, too.
-    fn is_alone(&self, in_progress: usize) -> (bool, bool) {
+    /// Whether the leader waits alone. Those whose operations have just ended are not in progress, so some polls back count, too.
+    fn is_alone(&self, in_progress: usize) -> bool {
         let count = self.count.load(Ordering::Relaxed);
         if in_progress > 1 {
             self.crowded_at.store(count, Ordering::Relaxed);
         }
-        let alone = count.wrapping_sub(self.crowded_at.load(Ordering::Relaxed)) > CROWDED_POLLS;
-        (alone, alone && count.is_multiple_of(CROWDED_POLLS))
+        count.wrapping_sub(self.crowded_at.load(Ordering::Relaxed)) > CROWDED_POLLS
+    }
+
+    /// Whether it is time for the task that leads to let others run. They may be about to call, and a runtime looks for timers and
+    /// sockets after so many polls of tasks: one whose calls end while it is polled would go on calling in a single poll.
+    fn lets_others_run(&self, clock: u64) -> bool {
+        let pause = clock.saturating_sub(self.kept_at.load(Ordering::Relaxed)).min(LONGEST_PAUSE.as_nanos() as u64);
+        let kept_for = self.kept_for.load(Ordering::Relaxed) + pause;
+        self.kept_at.store(clock, Ordering::Relaxed);
+        self.kept_for.store(kept_for, Ordering::Relaxed);
+        kept_for >= AWAKE.as_nanos() as u64
+    }
+
+    /// A poll that has led returns to its runtime.
+    fn has_let_others_run(&self, clock: u64) {
+        self.kept_at.store(clock, Ordering::Relaxed);
+        self.kept_for.store(0, Ordering::Relaxed);
     }
 
     /// Whether a future that found another to lead is to be polled again, in case that is not.
@@ -144,14 +141,8 @@ impl Polls {
         self.count.load(Ordering::Relaxed).wrapping_sub(self.led_at.load(Ordering::Relaxed)) <= STANDING_BY
     }
 
-    /// Whether the progress thread has to look for a free lock often.
-    pub(super) fn leaves_lock_free(&self) -> bool {
-        self.leaves_lock_free.load(Ordering::Relaxed)
-    }
-
     /// The progress thread has found the lock free for a while: no future leads.
     pub(super) fn lock_was_free(&self) {
-        self.leaves_lock_free.store(false, Ordering::Relaxed);
         self.leader.store(0, Ordering::Relaxed);
     }
 
@@ -193,12 +184,12 @@ impl Core {
             return self.ended(operation);
         }
         let may_lead = short && self.may_lead();
-        let leads =
-            may_lead && self.polls.lead(operation, self.pacer.clock.load(Ordering::Relaxed), || !self.driver_lock.is_free());
+        let leads = may_lead && self.polls.lead(operation, || !self.driver_lock.is_free());
         if leads && self.drive_in_poll(operation) || !operation.wake_task(waker) {
             return self.ended(operation);
         }
         if leads {
+            self.polls.has_let_others_run(self.pacer.nanos());
             wake_by_ref_quietly(waker);
             return false;
         }
@@ -244,17 +235,14 @@ impl Core {
     fn drive_in_poll(&self, operation: &Completion) -> bool {
         let ready = || operation.is_ready();
         let in_progress = self.proto.lock().operations_in_progress();
-        let (alone, yields) = self.polls.is_alone(in_progress);
-        if yields {
+        let alone = self.polls.is_alone(in_progress);
+        if self.polls.lets_others_run(self.pacer.nanos()) {
             return false;
         }
         let Some(acquired) = self.acquire_briefly(&ready) else { return ready() };
         if !alone && acquired == Acquired::Borrowed && !self.is_external() && self.driver_lock.take_from_progress() {
             // Once the progress thread is awake, calls that are started may wait for others: see `exec_start`.
             self.ring();
-        }
-        if acquired != Acquired::Borrowed || !alone {
-            self.polls.leaves_lock_free.store(true, Ordering::Relaxed);
         }
         // At the first poll other tasks are likely to have something to do.
         let waits = alone || operation.polls.load(Ordering::Relaxed) > 1;
@@ -286,6 +274,36 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// How many polls, so far apart, lead before others run.
+    fn polls_until_others_run(polls: &Polls, clock: &mut u64, apart: Duration) -> usize {
+        let due = || {
+            *clock += apart.as_nanos() as u64;
+            polls.lets_others_run(*clock)
+        };
+        let count = std::iter::repeat_with(due).take_while(|due| !due).count();
+        polls.has_let_others_run(*clock);
+        count
+    }
+
+    #[test]
+    fn task_that_leads_lets_others_run_every_20_us() {
+        let (polls, mut clock) = (Polls::default(), 1 << 40);
+        polls.has_let_others_run(clock);
+        for _ in 0..3 {
+            assert_eq!(polls_until_others_run(&polls, &mut clock, Duration::from_micros(2)), 9);
+            assert_eq!(polls_until_others_run(&polls, &mut clock, Duration::from_micros(7)), 2);
+        }
+    }
+
+    /// A task that has slept has let others run; one that computes has not.
+    #[test]
+    fn long_pause_between_two_polls_counts_in_part() {
+        let (polls, mut clock) = (Polls::default(), 1 << 40);
+        polls.has_let_others_run(clock);
+        assert_eq!(polls_until_others_run(&polls, &mut clock, Duration::from_millis(20)), 1);
+        assert_eq!(polls_until_others_run(&polls, &mut clock, Duration::from_millis(20)), 1);
+    }
 
     #[test]
     fn what_is_done_in_vain_is_done_ever_more_rarely_until_it_is_of_use() {

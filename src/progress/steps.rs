@@ -239,6 +239,15 @@ impl Core {
         }
     }
 
+    /// Sends what was corked on links where that takes no system call.
+    pub(super) fn inject_unsent(&self) {
+        if self.unsent.load(Ordering::Relaxed) {
+            let mut outputs = Outputs::new();
+            self.proto.lock().poll_injected(&mut outputs.queue);
+            self.execute_outputs(outputs, None);
+        }
+    }
+
     pub(crate) fn uncork_unless_forked(&self) {
         if self.unsent.load(Ordering::Relaxed) {
             self.exec_unless_forked(|_| ());

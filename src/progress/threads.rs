@@ -25,10 +25,9 @@ use crate::{Error, Result};
 
 /// How long progress may stop because a handler runs, or no thread drives: so often the watcher and the progress thread check.
 const TICK: Duration = Duration::from_micros(500);
-/// The same while futures drive: other futures may wait meanwhile.
-const SHORT_TICK: Duration = Duration::from_micros(250);
-/// How long answers are corked at most, if handlers are short.
+/// How long answers are corked at most, if handlers are short; and those on links where sending takes no system call.
 const MAX_CORK: Duration = Duration::from_micros(50);
+const MAX_INJECTED_CORK: Duration = Duration::from_micros(10);
 /// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else ever more rarely.
 const BUSY_HANDLERS: u64 = 4;
 /// While no handler begins, the watcher takes these naps, and then sleeps until one begins.
@@ -369,8 +368,7 @@ fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
             // After a sleep without timeout, the caller that drove gets a `TICK` to come back before this thread acquires the
             // lock.
             *seen = if contended.until_woken { u64::MAX } else { contended.epoch };
-            let tick = if core.polls.leaves_lock_free() { SHORT_TICK } else { TICK };
-            sleeper.sleep((!contended.until_woken).then(|| Instant::now() + tick));
+            sleeper.sleep((!contended.until_woken).then(|| Instant::now() + TICK));
             false
         }
     }
@@ -381,7 +379,7 @@ fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
 fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut lock: LockState) -> LockState {
     let threads = &core.threads;
     let mut ran = 0;
-    let mut corked_since = None;
+    let mut cork = Cork::default();
     let mut next = first.map(|job| (job, false));
     while let Some((job, more)) = next.take().or_else(|| threads.next_job()) {
         if job.class().pool.is_some() || (job.class().is_slow() && !core.handlers_inline) {
@@ -394,7 +392,7 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
         let class = Some(&**job.class()).filter(|_| !core.handlers_inline);
         let woke = threads.begin_handling(lock == LockState::Holding, class);
         let began = if woke { core.pacer.read_clock() } else { core.pacer.now() };
-        core.run_job(job, began, more, &mut corked_since);
+        core.run_job(job, began, more, &mut cork);
         match threads.end_handling() {
             Some(true) => {}
             Some(false) if lock == LockState::Holding => lock = LockState::ReleasedByHandler,
@@ -419,16 +417,30 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
     lock
 }
 
+/// Since when the answers of a batch are corked: all of them, and those that may be injected.
+#[derive(Default)]
+pub(super) struct Cork {
+    since: Option<Instant>,
+    injected_since: Option<Instant>,
+}
+
 impl Core {
     /// Runs a job of a batch. While there are `more`, its answer waits for theirs.
-    pub(super) fn run_job(&self, job: Job, began: Instant, more: bool, corked_since: &mut Option<Instant>) {
+    pub(super) fn run_job(&self, job: Job, began: Instant, more: bool, cork: &mut Cork) {
         let waited = job.waited(self.pacer.nanos());
         let ended = if more { self.corked(|| job.run(began, waited)) } else { job.run(began, waited) };
         self.pacer.note(ended);
+        if !more {
+            return;
+        }
         // The first answers of a long batch must not wait for the last.
-        if more && ended.saturating_duration_since(*corked_since.get_or_insert(began)) >= MAX_CORK {
+        let waited = |since: &mut Option<Instant>| ended.saturating_duration_since(*since.get_or_insert(began));
+        if waited(&mut cork.since) >= MAX_CORK {
             self.uncork();
-            *corked_since = None;
+            *cork = Cork::default();
+        } else if waited(&mut cork.injected_since) >= MAX_INJECTED_CORK {
+            self.inject_unsent();
+            cork.injected_since = None;
         }
     }
 }

@@ -545,10 +545,23 @@ impl<E: Env> Proto<E> {
 
     fn poll_some(&mut self, outputs: &mut VecDeque<Output<E>>) {
         self.poll_unsent(outputs);
+        self.send_ready(false, outputs);
+    }
+
+    /// As [`Proto::poll`], but leaves what is to be sent for later, but on links that can inject it.
+    pub(crate) fn poll_injected(&mut self, outputs: &mut VecDeque<Output<E>>) {
+        self.poll_unsent(outputs);
+        self.send_ready(true, outputs);
+    }
+
+    fn send_ready(&mut self, only_injected: bool, outputs: &mut VecDeque<Output<E>>) {
         let mut injected = 0;
-        while let Some(id) = self.ready.pop_front() {
+        for _ in 0..self.ready.len() {
+            let Some(id) = self.ready.pop_front() else { break };
             let Some(link) = self.links.get_mut(id) else { continue };
-            if injected < MAX_INJECTED_LINKS && link.inject(outputs) {
+            if only_injected && !link.injects {
+                self.ready.push_back(id);
+            } else if injected < MAX_INJECTED_LINKS && link.inject(outputs) {
                 injected += 1;
                 if link.counts() {
                     self.recount(id);

@@ -1,5 +1,6 @@
 //! Frames that are sent while the protocol is locked.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::env::pattern;
@@ -92,6 +93,39 @@ fn few_links_send_at_once_in_one_step() {
         }
     });
     assert_eq!(transmits(&net) - before, PEERS - MAX_INJECTED_LINKS);
+    net.settle();
+    net.end();
+}
+
+/// Answers of a batch wait for others where to send takes a system call, and only there.
+#[test]
+fn what_can_be_injected_leaves_before_the_rest() {
+    let mut net = Net::new(3);
+    for peer in [1, 2] {
+        net.settings.injects = peer == 1;
+        net.hosts[peer].echo = true;
+        net.call(0, peer, call("first"));
+        net.settle();
+    }
+    let links: Vec<_> = net.hosts[0].proto.links.keys().collect();
+    let injects = |net: &Net, link| net.hosts[0].carriers.contains_key(&link);
+    assert_eq!(links.iter().filter(|link| injects(&net, **link)).count(), 1);
+    let before = net.hosts[0].transmits;
+    let mut outputs = VecDeque::new();
+    for _ in 0..3 {
+        let proto = &mut net.hosts[0].proto;
+        for link in &links {
+            proto.links[*link].queue_control(&Message::Ping);
+            proto.mark_ready(*link);
+        }
+        proto.poll_injected(&mut outputs);
+        assert!(outputs.is_empty());
+        for link in &links {
+            assert_eq!(net.hosts[0].proto.links[*link].wants_to_send(), !injects(&net, *link));
+        }
+    }
+    net.pump(0);
+    assert_eq!(net.hosts[0].transmits - before, 1, "the rest leaves together");
     net.settle();
     net.end();
 }
