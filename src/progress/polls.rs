@@ -30,8 +30,11 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 pub(super) const LEADING_POLLS: u32 = 8;
 /// How many polls a crowd is remembered.
 const CROWDED_POLLS: u32 = 32;
-/// Of the time between two polls that lead, so much counts as time for which others have not run: the task may have slept.
+/// Of the time between two polls that lead, so much counts as time for which the task kept its thread: it may have slept.
 const LONGEST_PAUSE: Duration = Duration::from_micros(10);
+/// When operations have led for so long, one leaves driving to the progress thread, and its task sleeps until it has ended: there are
+/// runtimes that poll a future which has woken itself again before they look for anything else.
+const REST_AFTER: Duration = Duration::from_millis(64);
 /// After operations that have led in vain, or calls that were held in vain, up to two to the power of this many do not lead, or are
 /// not held.
 const MOST_MISSES: u32 = 6;
@@ -51,6 +54,8 @@ pub(super) struct Polls {
     /// When the last one led, on the clock of the pacer; and for how long those that led have let no others run.
     kept_at: AtomicU64,
     kept_for: AtomicU64,
+    /// For how long operations have led since one last left driving to the progress thread.
+    led_for: AtomicU64,
     /// Of operations that lead.
     leading: Misses,
     /// Of calls that are held.
@@ -99,7 +104,7 @@ impl Polls {
             }
         }
         let mut polls = operation.polls.fetch_add(1, Ordering::Relaxed);
-        if polls == 0 && self.leading.skips() {
+        if polls == 0 && (self.leading.skips() || self.rests()) {
             polls = LEADING_POLLS + 1;
             operation.polls.store(polls, Ordering::Relaxed);
         } else if polls == LEADING_POLLS {
@@ -109,6 +114,15 @@ impl Polls {
         self.leader.store(if leads { address(operation) } else { 0 }, Ordering::Relaxed);
         self.led_at.store(count, Ordering::Relaxed);
         leads
+    }
+
+    /// True for one operation each time that operations have led for `REST_AFTER`.
+    fn rests(&self) -> bool {
+        let rests = self.led_for.load(Ordering::Relaxed) >= REST_AFTER.as_nanos() as u64;
+        if rests {
+            self.led_for.store(0, Ordering::Relaxed);
+        }
+        rests
     }
 
     /// Whether the leader waits alone. Those whose operations have just ended are not in progress, so some polls back count, too.
@@ -127,6 +141,7 @@ impl Polls {
         let kept_for = self.kept_for.load(Ordering::Relaxed) + pause;
         self.kept_at.store(clock, Ordering::Relaxed);
         self.kept_for.store(kept_for, Ordering::Relaxed);
+        self.led_for.store(self.led_for.load(Ordering::Relaxed) + pause, Ordering::Relaxed);
         kept_for >= AWAKE.as_nanos() as u64
     }
 
@@ -317,5 +332,18 @@ mod tests {
         assert_eq!(skipped(), 0);
         misses.note(false);
         assert_eq!(skipped(), 1);
+    }
+
+    #[test]
+    fn one_operation_rests_after_others_have_led_for_64_ms() {
+        let (polls, mut clock) = (Polls::default(), 1 << 40);
+        for _ in 0..3 {
+            for _ in 0..6400 {
+                assert!(!polls.rests());
+                clock += 20_000_000;
+                polls.lets_others_run(clock);
+            }
+            assert!(polls.rests());
+        }
     }
 }

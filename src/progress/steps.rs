@@ -239,13 +239,19 @@ impl Core {
         }
     }
 
-    /// Sends what was corked on links where that takes no system call.
+    /// Sends what was corked or left unsent where a transport takes it at once.
     pub(super) fn inject_unsent(&self) {
-        if self.unsent.load(Ordering::Relaxed) {
-            let mut outputs = Outputs::new();
-            self.proto.lock().poll_injected(&mut outputs.queue);
-            self.execute_outputs(outputs, None);
+        if !self.unsent.load(Ordering::Relaxed) {
+            return;
         }
+        let mut outputs = Outputs::new();
+        {
+            let mut proto = self.proto.lock();
+            if proto.inject_ready(&mut outputs.queue) {
+                self.unsent.store(false, Ordering::SeqCst);
+            }
+        }
+        self.execute_outputs(outputs, None);
     }
 
     pub(crate) fn uncork_unless_forked(&self) {

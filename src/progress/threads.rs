@@ -25,7 +25,10 @@ use crate::{Error, Result};
 
 /// How long progress may stop because a handler runs, or no thread drives: so often the watcher and the progress thread check.
 const TICK: Duration = Duration::from_micros(500);
-/// How long answers are corked at most, if handlers are short; and those on links where sending takes no system call.
+/// So many times the progress thread looks for a free lock after half a `TICK`. A short burst of calls by tasks ends when the last
+/// leader has its answer; beside a long one, each look takes time from the threads that drive.
+const SHORT_TICKS: u32 = 8;
+/// How long answers are corked at most, if handlers are short; and those that a transport takes at once, to a peer that is awake.
 const MAX_CORK: Duration = Duration::from_micros(50);
 const MAX_INJECTED_CORK: Duration = Duration::from_micros(10);
 /// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else ever more rarely.
@@ -274,7 +277,7 @@ fn progress(core: &Core, generation: u64) {
         *core.threads.progress.lock() = Some(sleeper.waiter.clone());
         *core.threads.progress_task.lock() = std::fs::read_link("/proc/thread-self").ok();
         let is_current = || core.threads.generation.load(Ordering::SeqCst) == generation && !core.is_stopping();
-        let mut seen = u64::MAX;
+        let mut looks = Looks::default();
         // It acquires the lock again at once after it released it for a handler, and after a while when a caller wanted it.
         let mut at_once = true;
         while is_current() {
@@ -287,7 +290,7 @@ fn progress(core: &Core, generation: u64) {
             let acquired = if at_once || core.threads.has_jobs() {
                 core.driver_lock.try_acquire_as_progress()
             } else {
-                wait_for_lock(core, sleeper, &mut seen)
+                wait_for_lock(core, sleeper, &mut looks)
             };
             at_once = false;
             if acquired {
@@ -296,7 +299,7 @@ fn progress(core: &Core, generation: u64) {
                     left => at_once = left == LockState::ReleasedByHandler,
                 }
                 // The caller that wants the lock has been woken, and has not acquired it yet.
-                seen = u64::MAX;
+                looks = Looks::default();
             }
         }
     });
@@ -351,15 +354,23 @@ fn serve(core: &Core, is_current: &dyn Fn() -> bool) -> LockState {
     }
 }
 
+/// The progress thread's looks for a free driver lock since callers drive.
+#[derive(Default)]
+struct Looks {
+    count: u32,
+    /// How often the lock had been acquired at the last one.
+    epoch: Option<u64>,
+}
+
 /// Acquires the driver lock if no caller has acquired it since the last attempt; else sleeps for a while.
-fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
+fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, looks: &mut Looks) -> bool {
     if core.threads.takes_over.swap(false, Ordering::SeqCst) {
         if core.driver_lock.try_acquire_as_progress() {
             return true;
         }
         core.threads.takes_over.store(true, Ordering::SeqCst);
     }
-    match core.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
+    match core.driver_lock.acquire_as_progress(looks.epoch.unwrap_or(u64::MAX), &sleeper.waiter) {
         Ok(()) => {
             core.polls.lock_was_free();
             true
@@ -367,8 +378,14 @@ fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
         Err(contended) => {
             // After a sleep without timeout, the caller that drove gets a `TICK` to come back before this thread acquires the
             // lock.
-            *seen = if contended.until_woken { u64::MAX } else { contended.epoch };
-            sleeper.sleep((!contended.until_woken).then(|| Instant::now() + TICK));
+            if contended.until_woken {
+                *looks = Looks::default();
+                sleeper.sleep(None);
+            } else {
+                let tick = if looks.count < SHORT_TICKS { TICK / 2 } else { TICK };
+                *looks = Looks { count: looks.count.saturating_add(1), epoch: Some(contended.epoch) };
+                sleeper.sleep(Some(Instant::now() + tick));
+            }
             false
         }
     }
@@ -438,7 +455,7 @@ impl Core {
         if waited(&mut cork.since) >= MAX_CORK {
             self.uncork();
             *cork = Cork::default();
-        } else if waited(&mut cork.injected_since) >= MAX_INJECTED_CORK {
+        } else if self.spin.is_some() && waited(&mut cork.injected_since) >= MAX_INJECTED_CORK {
             self.inject_unsent();
             cork.injected_since = None;
         }

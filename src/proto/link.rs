@@ -97,8 +97,8 @@ pub(super) struct PeerLink<E: Env> {
     spare: Vec<u8>,
     /// What carries it, once it is there.
     pub carrier: Option<E::Carrier>,
-    /// It can send a few bytes at once, without a system call.
-    pub injects: bool,
+    /// It can send a few bytes at once.
+    injects: bool,
     /// It sends short payloads together.
     gathers: bool,
     pub streams: Streams<E::Memory>,

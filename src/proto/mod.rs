@@ -548,10 +548,10 @@ impl<E: Env> Proto<E> {
         self.send_ready(false, outputs);
     }
 
-    /// As [`Proto::poll`], but leaves what is to be sent for later, but on links that can inject it.
-    pub(crate) fn poll_injected(&mut self, outputs: &mut VecDeque<Output<E>>) {
-        self.poll_unsent(outputs);
+    /// Sends what it can inject; leaves the rest for [`Proto::poll`]. True when nothing is left.
+    pub(crate) fn inject_ready(&mut self, outputs: &mut VecDeque<Output<E>>) -> bool {
         self.send_ready(true, outputs);
+        self.ready.is_empty() && self.outputs.is_empty() && self.parked.is_empty()
     }
 
     fn send_ready(&mut self, only_injected: bool, outputs: &mut VecDeque<Output<E>>) {
@@ -559,13 +559,13 @@ impl<E: Env> Proto<E> {
         for _ in 0..self.ready.len() {
             let Some(id) = self.ready.pop_front() else { break };
             let Some(link) = self.links.get_mut(id) else { continue };
-            if only_injected && !link.injects {
-                self.ready.push_back(id);
-            } else if injected < MAX_INJECTED_LINKS && link.inject(outputs) {
+            if injected < MAX_INJECTED_LINKS && link.inject(outputs) {
                 injected += 1;
                 if link.counts() {
                     self.recount(id);
                 }
+            } else if only_injected {
+                self.ready.push_back(id);
             } else if let Some(output) = link.transmit(id, self.calls_arrived) {
                 outputs.push_back(output);
             }
