@@ -46,7 +46,8 @@ const MAX_MOVE_INTERVAL: Duration = Duration::from_millis(256);
 const COMPUTED_NS: u64 = 500_000;
 /// How long a future that leads in a crowd holds calls that may wait for more, while the answers to others may come.
 const HOLD: Duration = Duration::from_micros(10);
-/// How long a caller stays awake while another thread drives, and how long the poll of a future drives.
+/// How long a caller stays awake while another thread drives, how long the poll of a future drives, and after which time a task
+/// that drives lets others run.
 pub(super) const AWAKE: Duration = Duration::from_micros(20);
 
 pub(super) fn first_token(transport: usize) -> usize {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::env::pattern;
-use super::host::served;
+use super::host::{Host, served};
 use super::net::{Net, call};
 use super::wire::Message;
 use super::{Injected, MAX_INJECTED_LINKS};
@@ -123,9 +123,45 @@ fn what_can_be_injected_leaves_before_the_rest() {
             assert_eq!(net.hosts[0].proto.links[*link].wants_to_send(), !injects(&net, *link));
         }
     }
+    let refuses = |host: &Host, says| host.carriers.values().for_each(|carrier| carrier.says.set(says));
+    let host = &mut net.hosts[0];
+    refuses(host, Injected::No);
+    for link in &links {
+        host.proto.links[*link].queue_control(&Message::Ping);
+        host.proto.mark_ready(*link);
+    }
+    assert!(!host.proto.inject_ready(&mut outputs) && outputs.is_empty());
+    assert!(links.iter().all(|link| host.proto.links[*link].wants_to_send()), "what is refused waits for the rest");
+    refuses(host, Injected::Yes);
     net.pump(0);
     assert_eq!(net.hosts[0].transmits - before, 1, "the rest leaves together");
     net.settle();
+    net.end();
+}
+
+#[test]
+fn few_links_inject_in_one_step_and_the_others_in_the_next() {
+    const PEERS: usize = 2 * MAX_INJECTED_LINKS + 1;
+    let mut net = Net::new(1 + PEERS);
+    net.settings.injects = true;
+    for peer in 1..=PEERS {
+        net.hosts[peer].echo = true;
+        net.call(0, peer, call("first"));
+    }
+    net.settle();
+    let (before, proto) = (transmits(&net), &mut net.hosts[0].proto);
+    let links: Vec<_> = proto.links.keys().collect();
+    for link in &links {
+        proto.links[*link].queue_control(&Message::Ping);
+        proto.mark_ready(*link);
+    }
+    let mut outputs = VecDeque::new();
+    for left in [PEERS - MAX_INJECTED_LINKS, 1, 0] {
+        assert_eq!(proto.inject_ready(&mut outputs), left == 0);
+        assert_eq!(links.iter().filter(|link| proto.links[**link].wants_to_send()).count(), left);
+    }
+    net.settle();
+    assert_eq!(transmits(&net), before);
     net.end();
 }
 
