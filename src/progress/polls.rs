@@ -339,11 +339,15 @@ mod tests {
         let (polls, mut clock) = (Polls::default(), 1 << 40);
         for _ in 0..3 {
             for _ in 0..6400 {
-                assert!(!polls.rests());
+                let operation = Completion::new();
+                assert!(polls.lead(&operation, || false));
                 clock += 20_000_000;
                 polls.lets_others_run(clock);
+                assert!(polls.resign(&operation));
             }
-            assert!(polls.rests());
+            let rests = Completion::new();
+            assert!(!polls.lead(&rests, || false) && !polls.has_leader(), "the progress thread drives");
+            assert!(!polls.lead(&rests, || false), "until it has ended");
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Futures drive while they are polled. No operation depends on when that is.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -132,31 +132,6 @@ fn task_that_calls_lets_others_run(net: &Net) {
     });
 }
 
-/// There are runtimes that poll a future which has woken itself again, before they look for anything else.
-fn task_that_calls_sleeps_at_times(net: &Net) {
-    struct Woken(AtomicBool);
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.store(true, Ordering::SeqCst);
-        }
-    }
-    let pair = net.pair();
-    define(&pair);
-    let plus = pair.client.procedure::<u32, u32>("plus").on(&pair.to_server);
-    let mut calling = pin!(async {
-        loop {
-            assert_eq!(plus.start(&1).unwrap().await.unwrap(), 2);
-        }
-    });
-    let woken = Arc::new(Woken(AtomicBool::new(true)));
-    let waker = Waker::from(woken.clone());
-    let begin = Instant::now();
-    while woken.0.swap(false, Ordering::SeqCst) {
-        assert!(begin.elapsed() < Duration::from_secs(3) * patience(), "it is always to be polled again");
-        let _: Poll<()> = calling.as_mut().poll(&mut Context::from_waker(&waker));
-    }
-}
-
 /// Tasks call from several runtimes at a time, and threads beside them, while the peer calls back.
 fn tasks_and_threads_call_at_the_same_time(net: &Net) {
     let pair = net.pair();
@@ -191,6 +166,5 @@ suite![
     calls_of_futures_that_are_not_polled_again_are_sent,
     poll_returns_soon_while_the_handler_blocks,
     task_that_calls_lets_others_run,
-    task_that_calls_sleeps_at_times,
     tasks_and_threads_call_at_the_same_time,
 ];
