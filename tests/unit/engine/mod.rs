@@ -584,6 +584,37 @@ fn future_leads_in_place_of_those_that_are_not_polled_any_more() -> crate::Resul
     Ok(())
 }
 
+/// A task whose answers are there whenever it polls would else go on calling in a single poll.
+#[test]
+fn task_that_calls_returns_to_its_runtime_though_answers_are_there() -> crate::Result<()> {
+    let server = Engine::server("loop://")?;
+    server.define("echo", |_: &Request, n: u64| n)?;
+    let client = Engine::client("loop")?;
+    let echo = client.procedure::<u64, u64>("echo").on(client.lookup(server.address())?);
+    echo.call(&0)?;
+    let (core, far) = (client.by_hand(), server.by_hand());
+    // With one processor, futures do not drive.
+    if core.held_calls().is_none() {
+        return Ok(());
+    }
+    let mut returned = 0;
+    for n in 0..20 {
+        let mut pending = echo.start(&n)?;
+        far.turn(false);
+        // Polls this far apart count as if the task had kept its thread for 10 us in between.
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < std::time::Duration::from_micros(10) {}
+        let (ready, woken) = poll_once(&mut pending);
+        if !ready {
+            assert_eq!(woken, 1, "it is to be polled again");
+            assert!(poll_once(&mut pending).0, "and drives then");
+            returned += 1;
+        }
+    }
+    assert!(returned >= 9, "every 20 us, not {returned} times");
+    Ok(())
+}
+
 /// What the progress thread must not be late for is a request. So it takes over where a thread that drives no more, or has not
 /// driven, leaves the lock free, if the engine is asked at all.
 #[test]
