@@ -25,10 +25,10 @@ use crate::{Error, Result};
 
 /// How long progress may stop because a handler runs, or no thread drives: so often the watcher and the progress thread check.
 const TICK: Duration = Duration::from_micros(500);
-/// So many times the progress thread looks for a free lock after half a `TICK`. A short burst of calls by tasks ends when the last
-/// leader has its answer; beside a long one, each look takes time from the threads that drive.
+/// So many times the progress thread looks for a free lock after half a `TICK`. When a task that has led ends, others may wait until
+/// the next look: for much of a short burst of calls. Beside many calls each look takes time from the threads that drive.
 const SHORT_TICKS: u32 = 8;
-/// How long answers are corked at most, if handlers are short; and those that a transport takes at once, to a peer that is awake.
+/// How long answers are corked at most, if handlers are short; and where a transport takes them at once, so that sending costs little.
 const MAX_CORK: Duration = Duration::from_micros(50);
 const MAX_INJECTED_CORK: Duration = Duration::from_micros(10);
 /// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else ever more rarely.
@@ -455,6 +455,7 @@ impl Core {
         if waited(&mut cork.since) >= MAX_CORK {
             self.uncork();
             *cork = Cork::default();
+        // Where threads do not spin, the peer sleeps again at once, and each time would wake it.
         } else if self.spin.is_some() && waited(&mut cork.injected_since) >= MAX_INJECTED_CORK {
             self.inject_unsent();
             cork.injected_since = None;

@@ -18,6 +18,18 @@ fn pair() -> Net {
     net
 }
 
+/// A host with open links to so many others, which can send a few bytes at once.
+fn star(peers: usize) -> Net {
+    let mut net = Net::new(1 + peers);
+    net.settings.injects = true;
+    for peer in 1..=peers {
+        net.hosts[peer].echo = true;
+        net.call(0, peer, call("first"));
+    }
+    net.settle();
+    net
+}
+
 fn transmits(net: &Net) -> usize {
     net.hosts.iter().map(|host| host.transmits).sum()
 }
@@ -74,13 +86,7 @@ fn peer_that_sleeps_is_woken() {
 #[test]
 fn few_links_send_at_once_in_one_step() {
     const PEERS: usize = 20;
-    let mut net = Net::new(1 + PEERS);
-    net.settings.injects = true;
-    for peer in 1..=PEERS {
-        net.hosts[peer].echo = true;
-        net.call(0, peer, call("first"));
-    }
-    net.settle();
+    let mut net = star(PEERS);
     let before = transmits(&net);
     // One step with frames for each link: they are polled together.
     let now = net.now;
@@ -123,16 +129,16 @@ fn what_can_be_injected_leaves_before_the_rest() {
             assert_eq!(net.hosts[0].proto.links[*link].wants_to_send(), !injects(&net, *link));
         }
     }
-    let refuses = |host: &Host, says| host.carriers.values().for_each(|carrier| carrier.says.set(says));
+    let says = |host: &Host, says| host.carriers.values().for_each(|carrier| carrier.says.set(says));
     let host = &mut net.hosts[0];
-    refuses(host, Injected::No);
+    says(host, Injected::No);
     for link in &links {
         host.proto.links[*link].queue_control(&Message::Ping);
         host.proto.mark_ready(*link);
     }
     assert!(!host.proto.inject_ready(&mut outputs) && outputs.is_empty());
     assert!(links.iter().all(|link| host.proto.links[*link].wants_to_send()), "what is refused waits for the rest");
-    refuses(host, Injected::Yes);
+    says(host, Injected::Yes);
     net.pump(0);
     assert_eq!(net.hosts[0].transmits - before, 1, "the rest leaves together");
     net.settle();
@@ -142,13 +148,7 @@ fn what_can_be_injected_leaves_before_the_rest() {
 #[test]
 fn few_links_inject_in_one_step_and_the_others_in_the_next() {
     const PEERS: usize = 2 * MAX_INJECTED_LINKS + 1;
-    let mut net = Net::new(1 + PEERS);
-    net.settings.injects = true;
-    for peer in 1..=PEERS {
-        net.hosts[peer].echo = true;
-        net.call(0, peer, call("first"));
-    }
-    net.settle();
+    let mut net = star(PEERS);
     let (before, proto) = (transmits(&net), &mut net.hosts[0].proto);
     let links: Vec<_> = proto.links.keys().collect();
     for link in &links {

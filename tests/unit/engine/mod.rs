@@ -505,14 +505,20 @@ fn started_pulls_are_held_while_others_are_in_progress() -> crate::Result<()> {
     Ok(())
 }
 
-/// Calls that tasks start while others are unanswered wait for more of them, for a moment.
-#[test]
-fn calls_of_tasks_are_held_while_answers_may_come() -> crate::Result<()> {
+/// A server, a client, and a procedure that has been called.
+fn echo() -> crate::Result<(Engine, Engine, crate::Call<u64, u64>)> {
     let server = Engine::server("loop://")?;
     server.define("echo", |_: &Request, n: u64| n)?;
     let client = Engine::client("loop")?;
     let echo = client.procedure::<u64, u64>("echo").on(client.lookup(server.address())?);
     echo.call(&0)?;
+    Ok((server, client, echo))
+}
+
+/// Calls that tasks start while others are unanswered wait for more of them, for a moment.
+#[test]
+fn calls_of_tasks_are_held_while_answers_may_come() -> crate::Result<()> {
+    let (server, client, echo) = echo()?;
     let (core, far) = (client.by_hand(), server.by_hand());
     // The first three are sent at once. Of more, those that wait are sent when they are half of all: at the twelfth, for instance.
     let mut pending: Vec<_> = (0..3).map(|n| echo.start(&n)).collect::<crate::Result<_>>()?;
@@ -587,11 +593,7 @@ fn future_leads_in_place_of_those_that_are_not_polled_any_more() -> crate::Resul
 /// A task whose answers are there whenever it polls would else go on calling in a single poll.
 #[test]
 fn task_that_calls_returns_to_its_runtime_though_answers_are_there() -> crate::Result<()> {
-    let server = Engine::server("loop://")?;
-    server.define("echo", |_: &Request, n: u64| n)?;
-    let client = Engine::client("loop")?;
-    let echo = client.procedure::<u64, u64>("echo").on(client.lookup(server.address())?);
-    echo.call(&0)?;
+    let (server, client, echo) = echo()?;
     let (core, far) = (client.by_hand(), server.by_hand());
     // With one processor, futures do not drive.
     if core.held_calls().is_none() {
