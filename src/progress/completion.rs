@@ -6,7 +6,7 @@ use std::task::Waker;
 use super::{Core, EngineEnv};
 use crate::deferred_log::defer;
 use crate::proto::{Answer, Failure, Placed};
-use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
 
 /// The end of an operation, with its time on [`Core::clock`], where the engine measures.
@@ -22,8 +22,9 @@ pub(crate) enum OperationOutcome {
 pub(crate) struct Completion {
     ready: AtomicBool,
     state: Mutex<CompletionState>,
-    /// How many polls of a future have led: see `polls`.
-    pub(super) polls: AtomicU32,
+    /// For how many microseconds, about, a future has led in vain; and the thread of its last poll that led. See `polls`.
+    pub(super) led_us: AtomicU32,
+    pub(super) led_on: AtomicUsize,
     /// When the last poll of a future that led was, at the last poll of this one that found another leader.
     pub(super) found_led_at: AtomicU32,
 }

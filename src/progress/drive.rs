@@ -25,6 +25,8 @@ const CHECK_INTERVAL: Duration = Duration::from_micros(40);
 /// readings, and fewer if they take longer than about `CLOCK_INTERVAL_NS`.
 const MAX_POLLS: u32 = 64;
 const CLOCK_INTERVAL_NS: u64 = 3_000;
+/// So many polls a brief drive makes between two readings.
+const BRIEF_POLLS: u32 = 2;
 /// What a poll that finds something counts as, in polls that find nothing: it takes longer.
 const BUSY_POLL: u32 = 8;
 /// A driver that has spun for this long without an event yields its processor: perhaps to the thread that it waits for.
@@ -113,8 +115,9 @@ pub(super) struct PollPacer {
     /// Polls between two readings of the clock, and how many of them are left.
     pace: AtomicU32,
     pub left: AtomicU32,
-    /// How many more times to yield without spinning first.
+    /// How many more times to yield without spinning first; and when a brief drive last yielded, on the same clock.
     yields: AtomicU32,
+    yielded_at: AtomicU64,
     /// How many events in a row have come when another thread had run on this processor, and when the driver may move, on the same
     /// clock.
     crowded: std::sync::atomic::AtomicU32,
@@ -137,6 +140,7 @@ impl PollPacer {
             pace: AtomicU32::new(1),
             left: AtomicU32::new(1),
             yields: AtomicU32::new(0),
+            yielded_at: AtomicU64::new(0),
             crowded: Default::default(),
             next_move: Default::default(),
             move_interval: Default::default(),
@@ -188,11 +192,18 @@ impl PollPacer {
         }
     }
 
+    /// Whether a driver that spins is to yield its processor. Brief drives read the clock more often than it is to.
+    fn is_to_yield(&self, quiet: Duration, now: u64, brief: bool) -> bool {
+        let pause = || Duration::from_nanos(now.saturating_sub(self.yielded_at.load(Ordering::Relaxed)));
+        self.yields.load(Ordering::Relaxed) > 0 || quiet >= YIELD_AFTER && (!brief || pause() >= YIELD_AFTER)
+    }
+
     /// Lets other threads have this processor for a moment; true when one has run. The thread that this one waits for may be one of
     /// them: the kernel often wakes a thread on the processor of its waker, which goes on running, and leaves the two there for tens
     /// of milliseconds. So the progress thread leaves the processor if that is how its events come; and comes back if it finds a
     /// thread that computes on the other one, which would keep it waiting for milliseconds.
     fn yield_processor(&self, now: u64, progress: bool) -> bool {
+        self.yielded_at.store(now, Ordering::Relaxed);
         let crowded = progress && self.crowded.load(Ordering::Relaxed) >= CROWDED_EVENTS;
         if crowded && now >= self.next_move.load(Ordering::Relaxed) {
             self.crowded.store(0, Ordering::Relaxed);
@@ -233,6 +244,11 @@ thread_local! {
 /// True on a thread that drives an engine, and on one that is ending.
 pub(super) fn drives_any() -> bool {
     DRIVING.try_with(|driving| driving.get() != 0).unwrap_or(true)
+}
+
+/// Identifies the calling thread among those that live; 0 for one that is ending.
+pub(super) fn this_thread() -> usize {
+    DRIVING.try_with(|driving| std::ptr::from_ref(driving).addr()).unwrap_or(0)
 }
 
 /// Marks the thread as driving while it lives.
@@ -284,6 +300,8 @@ pub(super) struct DriveGoal<'a> {
     pub progress: bool,
     /// Any event ends the drive.
     pub until_event: bool,
+    /// The deadline is at hand, and such drives follow one another: this one does not sleep.
+    pub brief: bool,
 }
 
 /// How a sleep ended.
@@ -314,7 +332,7 @@ impl Core {
         self.uncork();
         let _blocking = workers::Blocking::enter();
         let paused = self.pause_handler();
-        let goal = DriveGoal { stop: ready, announce, deadline, progress: false, until_event: false };
+        let goal = DriveGoal { stop: ready, announce, deadline, progress: false, until_event: false, brief: false };
         let ready = match self.driver_lock.try_acquire() {
             Some(acquired) => self.drive_as_caller(acquired, &goal),
             None => with_sleeper(|sleeper| {
@@ -406,8 +424,10 @@ impl Core {
         if acquired == Acquired::Borrowed && self.outlasts_a_wake_up(goal.deadline) {
             self.transports.iter().for_each(|transport| transport.mute());
         }
-        // The thread has just sent something, and an answer may come soon.
-        self.pacer.found.store(true, Ordering::Relaxed);
+        if !goal.brief {
+            // The thread has just sent something, and an answer may come soon.
+            self.pacer.found.store(true, Ordering::Relaxed);
+        }
         let mut jobs = Vec::new();
         loop {
             let ended = self.drive(&mut jobs, goal);
@@ -459,13 +479,13 @@ impl Core {
         // These go on from one drive to the next: the clock must be read even when each drive takes a poll or two.
         let pacer = &self.pacer;
         let mut pace = pacer.pace.load(Ordering::Relaxed);
-        let mut left = pacer.left.load(Ordering::Relaxed);
+        let mut left = if goal.brief { BRIEF_POLLS } else { pacer.left.load(Ordering::Relaxed) };
         if goal.until_event || (goal.stop)() {
             // It may well end before the reactor is polled below, again and again where jobs follow one another.
             self.poll_reactor_if_due(pacer.clock.load(Ordering::Relaxed), &mut pending, jobs);
         }
-        // Whether calls that may wait for more are held, once there are any; and since when.
-        let (mut holds, began) = (None, pacer.clock.load(Ordering::Relaxed));
+        // Calls that may wait for more were held for long enough.
+        let mut held_in_vain = false;
         // After a yield: whether it came after a long time without events.
         let mut yielded = None;
         // The last poll found nothing; another thread has run on this processor since.
@@ -476,9 +496,9 @@ impl Core {
                 any |= transport.poll(&mut CoreSink { core: self, pending: &mut pending });
             }
             // Tasks that are woken may have more to send, and an answer may come soon that wakes others.
-            let may_hold =
-                goal.until_event && self.unsent.load(Ordering::Relaxed) && self.unsent_may_wait.load(Ordering::Relaxed);
-            let sends_later = goal.until_event && any || may_hold && *holds.get_or_insert_with(|| self.polls.begins_hold());
+            let may_hold = !held_in_vain && self.unsent.load(Ordering::Relaxed) && self.unsent_may_wait.load(Ordering::Relaxed);
+            let holds = goal.until_event && self.polls.holds(may_hold, pacer.clock.load(Ordering::Relaxed));
+            let sends_later = goal.until_event && any || holds;
             if !sends_later && self.unsent.load(Ordering::Relaxed) {
                 any = true;
                 self.send_unsent(jobs);
@@ -488,7 +508,7 @@ impl Core {
             }
             if any {
                 pacer.found.store(true, Ordering::Relaxed);
-                if holds == Some(true) {
+                if holds {
                     self.polls.hold_ended(true);
                 }
                 // Only the progress thread moves.
@@ -519,35 +539,40 @@ impl Core {
             let now = Instant::now();
             let now_ns = pacer.note(now);
             let took = now_ns.saturating_sub(before);
-            if took < CLOCK_INTERVAL_NS / 2 {
+            if !goal.brief && took < CLOCK_INTERVAL_NS / 2 {
                 pace = (2 * pace).min(MAX_POLLS);
-            } else if took > CLOCK_INTERVAL_NS * 2 {
+            } else if !goal.brief && took > CLOCK_INTERVAL_NS * 2 {
                 pace = (pace / 2).max(1);
             }
-            left = pace;
+            left = if goal.brief { BRIEF_POLLS } else { pace };
             if self.poll_reactor_if_due(now_ns, &mut pending, jobs) {
                 left = 1;
                 continue;
             }
-            if holds == Some(true) && now_ns.saturating_sub(began) >= HOLD.as_nanos() as u64 {
+            if holds && self.polls.held_for(now_ns) >= HOLD {
                 self.polls.hold_ended(false);
-                (holds, left) = (Some(false), 1);
+                (held_in_vain, left) = (true, 1);
                 continue;
             }
-            if goal.deadline.is_some_and(|deadline| now >= deadline) {
+            let over = goal.deadline.is_some_and(|deadline| now >= deadline);
+            if over && !goal.brief {
                 break DriveEnd::Deadline;
             }
-            if pacer.found.load(Ordering::Relaxed) {
+            let found = pacer.found.load(Ordering::Relaxed);
+            if found {
                 pacer.found.store(false, Ordering::Relaxed);
                 pacer.active.store(now_ns, Ordering::Relaxed);
-                continue;
             }
             let quiet = pacer.quiet();
-            if self.spin.is_some_and(|spin| quiet < spin) {
-                if quiet >= YIELD_AFTER || pacer.yields.load(Ordering::Relaxed) > 0 {
-                    yielded = Some(quiet >= YIELD_AFTER);
-                    switched = pacer.yield_processor(now_ns, goal.progress);
-                }
+            let spins = self.spin.is_some_and(|spin| quiet < spin);
+            if !found && spins && pacer.is_to_yield(quiet, now_ns, goal.brief) {
+                yielded = Some(quiet >= YIELD_AFTER);
+                switched = pacer.yield_processor(now_ns, goal.progress);
+            }
+            if over {
+                break DriveEnd::Deadline;
+            }
+            if found || spins || goal.brief {
                 continue;
             }
             match self.sleep(&mut pending, jobs, goal) {

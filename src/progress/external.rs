@@ -254,8 +254,14 @@ impl Core {
             pacer.found.store(false, Ordering::Relaxed);
             pacer.next_check.store(0, Ordering::Relaxed);
             pacer.left.store(1, Ordering::Relaxed);
-            let goal =
-                DriveGoal { stop: &stop, announce: &|_| !self.threads.has_jobs(), deadline, progress: false, until_event: false };
+            let goal = DriveGoal {
+                stop: &stop,
+                announce: &|_| !self.threads.has_jobs(),
+                deadline,
+                progress: false,
+                until_event: false,
+                brief: false,
+            };
             self.drive(&mut jobs, &goal);
         }
         // After the lock is released: callers on other threads can drive while a handler runs.

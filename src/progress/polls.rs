@@ -20,14 +20,27 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::completion::{Completion, wake_by_ref_quietly, with_sleeper};
-use super::drive::{AWAKE, DriveGoal, drives_any};
+use super::drive::{AWAKE, DriveGoal, drives_any, this_thread};
 use super::driver_lock::Acquired;
-use super::{Core, workers};
+use super::{Core, RETURNS, workers};
 use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// So many polls of one operation lead. Each drives for `AWAKE`, and longer only where it has found something to do: what a
-/// driver does at a time, such as to copy a chunk of a transfer, is not cut short.
-pub(super) const LEADING_POLLS: u32 = 8;
+/// For so many microseconds of its polls, about, an operation leads. What a driver does at a time, such as to copy a chunk of a transfer,
+/// is not cut short.
+pub(super) const LEADS_FOR_US: u32 = 160;
+/// `Completion::led_us` of an operation that leaves driving to the progress thread.
+const GIVEN_UP: u32 = u32::MAX;
+/// For how long a poll drives where to poll again costs little, and what that counts as with what the runtime does in between.
+const BRIEF: Duration = Duration::from_nanos(600);
+const BRIEF_US: u32 = 2;
+const AWAKE_US: u32 = AWAKE.as_micros() as u32;
+/// What a poll that returns at once takes, at the least.
+const RETURN: Duration = Duration::from_nanos(64);
+/// When operations have led for so long, while their thread had nothing else to do for longer than that, polls are brief.
+const BUSY_AFTER: Duration = Duration::from_micros(160);
+/// For so many polls after one that led on another thread than before, none is brief: a task that wakes itself, to be polled again,
+/// makes its runtime wake a thread that may take it.
+const MOVED_POLLS: u32 = 1 << 16;
 /// How many polls a crowd is remembered.
 const CROWDED_POLLS: u32 = 32;
 /// Of the time between two polls that lead, so much counts as time for which the task kept its thread: it may have slept.
@@ -56,6 +69,13 @@ pub(super) struct Polls {
     kept_for: AtomicU64,
     /// For how long operations have led since one last left driving to the progress thread.
     led_for: AtomicU64,
+    /// For how long operations have led without a longer pause.
+    busy_for: AtomicU64,
+    /// The count up to which polls return at once, and the one up to which none is brief.
+    returns_until: AtomicU32,
+    moved_until: AtomicU32,
+    /// Since when calls are held; 0 when none are.
+    held_since: AtomicU64,
     /// Of operations that lead.
     leading: Misses,
     /// Of calls that are held.
@@ -103,14 +123,22 @@ impl Polls {
                 return false;
             }
         }
-        let mut polls = operation.polls.fetch_add(1, Ordering::Relaxed);
-        if polls == 0 && (self.leading.skips() || self.rests()) {
-            polls = LEADING_POLLS + 1;
-            operation.polls.store(polls, Ordering::Relaxed);
-        } else if polls == LEADING_POLLS {
+        let mut led_us = operation.led_us.load(Ordering::Relaxed);
+        let gives_up = led_us >= LEADS_FOR_US && led_us != GIVEN_UP;
+        if gives_up {
             self.leading.note(false);
         }
-        let leads = polls < LEADING_POLLS;
+        if gives_up || led_us == 0 && (self.leading.skips() || self.rests()) {
+            led_us = GIVEN_UP;
+            operation.led_us.store(led_us, Ordering::Relaxed);
+        }
+        let thread = this_thread();
+        let before = operation.led_on.load(Ordering::Relaxed);
+        operation.led_on.store(thread, Ordering::Relaxed);
+        if before != 0 && before != thread {
+            self.moved_until.store(count.wrapping_add(MOVED_POLLS), Ordering::Relaxed);
+        }
+        let leads = led_us < LEADS_FOR_US;
         self.leader.store(if leads { address(operation) } else { 0 }, Ordering::Relaxed);
         self.led_at.store(count, Ordering::Relaxed);
         leads
@@ -137,7 +165,10 @@ impl Polls {
     /// Whether it is time for the task that leads to let others run. They may be about to call, and a runtime looks for timers and
     /// sockets after so many polls of tasks: one whose calls end while it is polled would go on calling in a single poll.
     fn lets_others_run(&self, clock: u64) -> bool {
-        let pause = clock.saturating_sub(self.kept_at.load(Ordering::Relaxed)).min(LONGEST_PAUSE.as_nanos() as u64);
+        let paused = clock.saturating_sub(self.kept_at.load(Ordering::Relaxed));
+        let pause = paused.min(LONGEST_PAUSE.as_nanos() as u64);
+        let busy_for = if paused < BUSY_AFTER.as_nanos() as u64 { self.busy_for.load(Ordering::Relaxed) + pause } else { 0 };
+        self.busy_for.store(busy_for, Ordering::Relaxed);
         let kept_for = self.kept_for.load(Ordering::Relaxed) + pause;
         self.kept_at.store(clock, Ordering::Relaxed);
         self.kept_for.store(kept_for, Ordering::Relaxed);
@@ -151,6 +182,33 @@ impl Polls {
         self.kept_for.store(0, Ordering::Relaxed);
     }
 
+    /// Whether operations have led for so long that others may wait for their turn on that thread.
+    fn is_busy(&self) -> bool {
+        self.busy_for.load(Ordering::Relaxed) >= BUSY_AFTER.as_nanos() as u64
+    }
+
+    /// How many polls there are until the count is reached.
+    fn polls_until(&self, count: &AtomicU32, most: u32) -> u32 {
+        let left = count.load(Ordering::Relaxed).wrapping_sub(self.count.load(Ordering::Relaxed));
+        if left <= most { left } else { 0 }
+    }
+
+    /// Whether futures that lead have moved between threads lately.
+    fn moves(&self) -> bool {
+        self.polls_until(&self.moved_until, MOVED_POLLS) > 0
+    }
+
+    /// Whether the poll is to return at once, since one has just driven.
+    fn returns_at_once(&self) -> bool {
+        self.polls_until(&self.returns_until, RETURNS) > 0
+    }
+
+    /// A poll has driven: the next ones return at once, for about as long.
+    fn has_driven_for(&self, time: Duration) {
+        let returns = (time.saturating_sub(BRIEF).as_nanos() / RETURN.as_nanos()).min(RETURNS.into()) as u32;
+        self.returns_until.store(self.count.load(Ordering::Relaxed).wrapping_add(returns), Ordering::Relaxed);
+    }
+
     /// Whether a future that found another to lead is to be polled again, in case that is not.
     fn stands_by(&self) -> bool {
         self.count.load(Ordering::Relaxed).wrapping_sub(self.led_at.load(Ordering::Relaxed)) <= STANDING_BY
@@ -161,13 +219,24 @@ impl Polls {
         self.leader.store(0, Ordering::Relaxed);
     }
 
-    /// Whether calls that may wait for more are held now. To be followed by `hold_ended`, where it is known how it ended.
-    pub(super) fn begins_hold(&self) -> bool {
-        !self.holding.skips()
+    /// Whether calls that may wait for more are held now, if there are `any`. `hold_ended` tells how it ended.
+    pub(super) fn holds(&self, any: bool, clock: u64) -> bool {
+        let held = self.held_since.load(Ordering::Relaxed) != 0;
+        let holds = any && (held || !self.holding.skips());
+        if holds != held {
+            self.held_since.store(if holds { clock.max(1) } else { 0 }, Ordering::Relaxed);
+        }
+        holds
+    }
+
+    /// For how long calls have been held.
+    pub(super) fn held_for(&self, clock: u64) -> Duration {
+        Duration::from_nanos(clock.saturating_sub(self.held_since.load(Ordering::Relaxed)))
     }
 
     /// An event came while calls were held, or none did.
     pub(super) fn hold_ended(&self, by_event: bool) {
+        self.held_since.store(0, Ordering::Relaxed);
         self.holding.note(by_event);
     }
 
@@ -248,23 +317,43 @@ impl Core {
 
     /// Drives for a moment; true when the operation has ended.
     fn drive_in_poll(&self, operation: &Completion) -> bool {
+        if self.polls.returns_at_once() {
+            return false;
+        }
         let ready = || operation.is_ready();
         let in_progress = self.proto.lock().operations_in_progress();
         let alone = self.polls.is_alone(in_progress);
         if self.polls.lets_others_run(self.pacer.nanos()) {
             return false;
         }
+        let led_us = operation.led_us.load(Ordering::Relaxed);
+        let led_for = |us: u32| operation.led_us.store(led_us + us, Ordering::Relaxed);
+        // Also if another caller drives meanwhile.
+        led_for(AWAKE_US);
         let Some(acquired) = self.acquire_briefly(&ready) else { return ready() };
-        if !alone && acquired == Acquired::Borrowed && !self.is_external() && self.driver_lock.take_from_progress() {
+        let takes = !self.is_external() && (!alone || self.polls.is_busy());
+        if takes && acquired == Acquired::Borrowed && self.driver_lock.take_from_progress() {
             // Once the progress thread is awake, calls that are started may wait for others: see `exec_start`.
             self.ring();
         }
+        let first = led_us == 0;
+        if first {
+            self.pacer.found.store(true, Ordering::Relaxed);
+        }
         // At the first poll other tasks are likely to have something to do.
-        let waits = alone || operation.polls.load(Ordering::Relaxed) > 1;
-        let stop = || !waits || ready();
-        let deadline = Some(self.pacer.read_clock() + AWAKE);
-        let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone };
+        let stop = || first && !alone || ready();
+        // A borrowed lock is not to be returned, and borrowed again, all the time.
+        let brief = !self.driver_lock.is_borrowed() && !self.polls.moves();
+        let began = self.pacer.read_clock();
+        let deadline = Some(began + if brief { BRIEF } else { AWAKE });
+        let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone, brief };
         self.drive_as_caller(acquired, &goal);
+        if brief {
+            led_for(BRIEF_US);
+        }
+        if !self.polls.moves() && (!alone || (brief || self.is_external()) && !ready()) {
+            self.polls.has_driven_for(self.pacer.read_clock().saturating_duration_since(began));
+        }
         ready()
     }
 

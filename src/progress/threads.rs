@@ -334,7 +334,7 @@ fn serve(core: &Core, is_current: &dyn Fn() -> bool) -> LockState {
     let _release = ReleaseOnPanic(core);
     let mut jobs = Vec::new();
     let stop = || core.driver_lock.is_wanted() || core.is_stopping() || core.threads.has_jobs();
-    let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true, until_event: false };
+    let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true, until_event: false, brief: false };
     loop {
         let ended = core.drive(&mut jobs, &goal);
         // The common case, a single job, skips the queue.
@@ -635,7 +635,8 @@ impl Core {
         if at_reactor {
             self.poll_reactor(Instant::now(), &mut PendingOutputs::default(), &mut jobs);
         }
-        let goal = DriveGoal { stop: &|| true, announce: &|_| true, deadline: None, progress: true, until_event: false };
+        let goal =
+            DriveGoal { stop: &|| true, announce: &|_| true, deadline: None, progress: true, until_event: false, brief: false };
         self.drive(&mut jobs, &goal);
         let mut jobs = jobs.into_iter().peekable();
         while let Some(job) = jobs.next() {

@@ -90,6 +90,9 @@ impl HandlerPaused {
 /// No model has the caller's event loop.
 struct External;
 
+/// Fewer than calomel's: each is many steps.
+const RETURNS: u32 = 1;
+
 impl Core {
     pub(crate) fn new() -> Arc<Core> {
         Core::with_spin(None)
@@ -222,7 +225,8 @@ impl Core {
     fn serve(&self) {
         let mut jobs = Vec::new();
         let stop = || self.driver_lock.is_wanted() || self.is_stopping();
-        let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true, until_event: false };
+        let goal =
+            DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true, until_event: false, brief: false };
         loop {
             if self.drive(&mut jobs, &goal) == DriveEnd::LockTaken {
                 return;
@@ -264,7 +268,7 @@ impl Core {
 impl Completion {
     /// Its next poll is the last one that leads, or the first one that does not.
     pub(crate) fn set_polls(&self, leads: bool) {
-        self.polls.store(polls::LEADING_POLLS - u32::from(leads), Ordering::Relaxed);
+        self.led_us.store(polls::LEADS_FOR_US - u32::from(leads), Ordering::Relaxed);
     }
 }
 
