@@ -4,9 +4,15 @@
 
 mod common;
 
-use std::{future::Future, hint::black_box, pin::Pin, thread, time::Instant};
+use std::{
+    future::Future,
+    hint::black_box,
+    pin::Pin,
+    thread,
+    time::{Duration, Instant},
+};
 
-use calomel::{Engine, Procedure, Request};
+use calomel::{Call, Engine, Procedure, Request};
 use common::{
     Outcome, Plan, Site, Transport, alone,
     caller::{self, Caller},
@@ -16,13 +22,14 @@ use common::{
     timed,
 };
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::{runtime::Runtime, task::JoinSet};
+use tokio::{runtime::Runtime, sync::oneshot, task::JoinSet};
 
 /// Bytes of a list, in memory.
 const LIST: usize = 64 << 10;
 /// Numbers of concurrent callers of one process, threads or tasks.
 const CROWDS: [usize; 3] = [2, 4, 64];
 const TASKS: usize = 64;
+const BETWEEN_TASKS: Duration = Duration::from_micros(100);
 
 fn main() -> Outcome {
     common::main(define, measure)
@@ -156,6 +163,15 @@ fn tasks(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller)
         let name = format!("{}: a task that calls, {what}", site.name());
         report.add(Figure::new(name, Unit::Time, &ours).raw("a thread", &plain).goal(Goal::TimeAtMost(goal)));
     }
+    let count = plan.count(500);
+    let call = site.client.procedure::<(), ()>("empty").on(&site.peer);
+    let (ours, plain) = interleave(
+        plan,
+        |samples| spawned(&current_thread, count, samples, Some(call.clone())),
+        |samples| spawned(&current_thread, count, samples, None),
+    )?;
+    let name = format!("{}: a task from another thread begins beside one that calls", site.name());
+    report.add(Figure::new(name, Unit::Time, &ours).raw("beside none", &plain).goal(Goal::TimeAtMost(1.0)));
     let count = plan.count(60_000);
     for (what, runtime, _) in runtimes {
         let ours = alone(plan, |samples| rate(count, TASKS, samples, |each| on(runtime, all_at_once(site, "empty", each))))?;
@@ -199,6 +215,39 @@ fn one_by_one<'s>(
         samples.extend(tokio::spawn(task).await.expect("no task panics")?);
         Ok(())
     })
+}
+
+/// How long a task that another thread spawns takes to begin, where another one makes the call again and again, or none does.
+fn spawned(runtime: &Runtime, count: usize, samples: &mut Vec<f64>, beside: Option<Call<(), ()>>) -> Outcome {
+    let (end, ended) = oneshot::channel::<()>();
+    let one = || {
+        let (begins, begun) = std::sync::mpsc::sync_channel(1);
+        let spawned = Instant::now();
+        runtime.spawn(async move { begins.send(spawned.elapsed()) });
+        let took = begun.recv().expect("a runtime runs its tasks").as_nanos() as f64;
+        thread::sleep(BETWEEN_TASKS);
+        took
+    };
+    thread::scope(|scope| {
+        let spawner = scope.spawn(move || {
+            let samples: Vec<_> = std::iter::repeat_with(one).take(count).collect();
+            drop(end);
+            samples
+        });
+        let caller = beside.map(|call| {
+            runtime.spawn(async move {
+                loop {
+                    call.start(&())?.await?;
+                }
+                #[expect(unreachable_code, reason = "it tells the type")]
+                calomel::Result::Ok(())
+            })
+        });
+        runtime.block_on(ended).expect_err("the spawner has ended");
+        caller.inspect(tokio::task::JoinHandle::abort);
+        samples.extend(spawner.join().expect("it does not panic"));
+    });
+    Ok(())
 }
 
 async fn all_at_once(site: &Site<'_>, name: &str, each: usize) -> calomel::Result<()> {

@@ -484,7 +484,6 @@ impl Core {
             // It may well end before the reactor is polled below, again and again where jobs follow one another.
             self.poll_reactor_if_due(pacer.clock.load(Ordering::Relaxed), &mut pending, jobs);
         }
-        // Calls that may wait for more were held for long enough.
         let mut held_in_vain = false;
         // After a yield: whether it came after a long time without events.
         let mut yielded = None;

@@ -13,6 +13,12 @@
 //! its operation has ended, the lock may be free, as it is between calls of a thread that blocks. The progress thread looks for
 //! that every 0.5 ms (0.25 ms at first), and acquires it when no caller has meanwhile.
 //!
+//! A task that wakes itself is always ready, and a runtime then looks for what comes from elsewhere once in so many polls of tasks. So
+//! a poll that leads takes less than a microsecond, and when it has found nothing, the next ones return at once, for about as long as it
+//! has taken. Polls are longer while the lock is borrowed, since to borrow and to return it takes time: so does a rare call, and one that
+//! calls alone for its first 160 us. And where tasks move between threads: each time that one wakes itself, such a runtime wakes a
+//! thread that may take it.
+//!
 //! A future may be polled once and kept, as a branch of `select!` is. So an operation that is polled twice while the leader is not
 //! polled takes its place; the first that find a leader which does not drive ask to be polled again.
 
@@ -30,11 +36,11 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 pub(super) const LEADS_FOR_US: u32 = 160;
 /// `Completion::led_us` of an operation that leaves driving to the progress thread.
 const GIVEN_UP: u32 = u32::MAX;
-/// For how long a poll drives where to poll again costs little, and what that counts as with what the runtime does in between.
+/// For how long a poll drives where the next one costs little, and as what it counts with what the runtime does in between.
 const BRIEF: Duration = Duration::from_nanos(600);
 const BRIEF_US: u32 = 2;
 const AWAKE_US: u32 = AWAKE.as_micros() as u32;
-/// What a poll that returns at once takes, at the least.
+/// What a poll that returns at once takes, at the least, with what the runtime does for it.
 const RETURN: Duration = Duration::from_nanos(64);
 /// When operations have led for so long, while their thread had nothing else to do for longer than that, polls are brief.
 const BUSY_AFTER: Duration = Duration::from_micros(160);
@@ -162,23 +168,28 @@ impl Polls {
         count.wrapping_sub(self.crowded_at.load(Ordering::Relaxed)) > CROWDED_POLLS
     }
 
+    /// The task that leads has its thread still, or again. Returns for how long it has kept that, since the last time.
+    fn goes_on(&self, clock: u64) -> u64 {
+        let paused = Duration::from_nanos(clock.saturating_sub(self.kept_at.load(Ordering::Relaxed)));
+        let kept = paused.min(LONGEST_PAUSE).as_nanos() as u64;
+        let busy_for = if paused < BUSY_AFTER { self.busy_for.load(Ordering::Relaxed) + kept } else { 0 };
+        self.kept_at.store(clock, Ordering::Relaxed);
+        self.busy_for.store(busy_for, Ordering::Relaxed);
+        self.led_for.store(self.led_for.load(Ordering::Relaxed) + kept, Ordering::Relaxed);
+        kept
+    }
+
     /// Whether it is time for the task that leads to let others run. They may be about to call, and a runtime looks for timers and
     /// sockets after so many polls of tasks: one whose calls end while it is polled would go on calling in a single poll.
     fn lets_others_run(&self, clock: u64) -> bool {
-        let paused = clock.saturating_sub(self.kept_at.load(Ordering::Relaxed));
-        let pause = paused.min(LONGEST_PAUSE.as_nanos() as u64);
-        let busy_for = if paused < BUSY_AFTER.as_nanos() as u64 { self.busy_for.load(Ordering::Relaxed) + pause } else { 0 };
-        self.busy_for.store(busy_for, Ordering::Relaxed);
-        let kept_for = self.kept_for.load(Ordering::Relaxed) + pause;
-        self.kept_at.store(clock, Ordering::Relaxed);
+        let kept_for = self.kept_for.load(Ordering::Relaxed) + self.goes_on(clock);
         self.kept_for.store(kept_for, Ordering::Relaxed);
-        self.led_for.store(self.led_for.load(Ordering::Relaxed) + pause, Ordering::Relaxed);
         kept_for >= AWAKE.as_nanos() as u64
     }
 
     /// A poll that has led returns to its runtime.
     fn has_let_others_run(&self, clock: u64) {
-        self.kept_at.store(clock, Ordering::Relaxed);
+        self.goes_on(clock);
         self.kept_for.store(0, Ordering::Relaxed);
     }
 
@@ -203,7 +214,8 @@ impl Polls {
         self.polls_until(&self.returns_until, RETURNS) > 0
     }
 
-    /// A poll has driven: the next ones return at once, for about as long.
+    /// A poll has driven: the next ones return at once, for about as long. A brief drive that has found nothing takes no system call over
+    /// shm, and those are polls enough.
     fn has_driven_for(&self, time: Duration) {
         let returns = (time.saturating_sub(BRIEF).as_nanos() / RETURN.as_nanos()).min(RETURNS.into()) as u32;
         self.returns_until.store(self.count.load(Ordering::Relaxed).wrapping_add(returns), Ordering::Relaxed);
@@ -409,6 +421,66 @@ mod tests {
         assert_eq!(polls_until_others_run(&polls, &mut clock, Duration::from_millis(20)), 1);
     }
 
+    /// How many polls of the operation return at once.
+    fn returns(polls: &Polls, operation: &Completion) -> usize {
+        let returns = || polls.lead(operation, || false) && polls.returns_at_once();
+        std::iter::repeat_with(returns).take_while(|returns| *returns).count()
+    }
+
+    #[test]
+    fn polls_return_at_once_for_as_long_as_one_has_driven_in_vain() {
+        let (polls, operation) = (Polls::default(), Completion::new());
+        assert_eq!(returns(&polls, &operation), 0);
+        for (driven, expected) in [(BRIEF, 0), (BRIEF + 5 * RETURN, 4), (AWAKE, RETURNS as usize - 1), (BRIEF + RETURN, 0)] {
+            polls.has_driven_for(driven);
+            assert_eq!(returns(&polls, &operation), expected);
+            assert_eq!(returns(&polls, &operation), 0);
+        }
+    }
+
+    fn leads_elsewhere(polls: &Polls, operation: &Completion) {
+        std::thread::scope(|scope| assert!(scope.spawn(|| polls.lead(operation, || false)).join().unwrap()));
+    }
+
+    #[test]
+    fn operation_that_leads_on_two_threads_moves() {
+        let (polls, operation, other) = (Polls::default(), Completion::new(), Completion::new());
+        assert!(polls.lead(&operation, || false) && polls.lead(&operation, || false) && !polls.moves());
+        leads_elsewhere(&polls, &operation);
+        for _ in 1..MOVED_POLLS {
+            assert!(polls.moves());
+            polls.resign(&operation);
+            assert!(polls.lead(&other, || false));
+        }
+        assert!(polls.lead(&other, || false) && !polls.moves());
+        // Tasks of two threads, which stay where they are.
+        polls.resign(&other);
+        leads_elsewhere(&polls, &Completion::new());
+        assert!(!polls.moves());
+    }
+
+    #[test]
+    fn operation_that_has_led_in_vain_gives_up_and_so_does_the_next() {
+        let (polls, operation) = (Polls::default(), Completion::new());
+        operation.led_us.store(LEADS_FOR_US - 1, Ordering::Relaxed);
+        assert!(polls.lead(&operation, || false));
+        operation.led_us.store(LEADS_FOR_US, Ordering::Relaxed);
+        let leads = |operation: &Completion| (0..3).any(|_| polls.lead(operation, || false));
+        assert!(!leads(&operation) && !polls.has_leader());
+        assert!(!leads(&Completion::new()) && leads(&Completion::new()));
+    }
+
+    #[test]
+    fn hold_goes_on_from_one_drive_to_the_next() {
+        let polls = Polls::default();
+        assert!(!polls.holds(false, 3) && polls.holds(true, 5) && polls.holds(true, 9));
+        assert_eq!(polls.held_for(15), Duration::from_nanos(10));
+        assert!(!polls.holds(false, 16) && polls.holds(true, 17), "they were sent, and then there are others");
+        assert_eq!(polls.held_for(18), Duration::from_nanos(1));
+        polls.hold_ended(false);
+        assert!(!polls.holds(true, 20) && polls.holds(true, 21), "one that was in vain is followed by none");
+    }
+
     #[test]
     fn what_is_done_in_vain_is_done_ever_more_rarely_until_it_is_of_use() {
         let misses = Misses::default();
@@ -421,6 +493,19 @@ mod tests {
         assert_eq!(skipped(), 0);
         misses.note(false);
         assert_eq!(skipped(), 1);
+    }
+
+    #[test]
+    fn operations_that_lead_without_a_pause_are_busy() {
+        let (polls, mut clock) = (Polls::default(), 1 << 40);
+        let mut goes_on = |pause: Duration| {
+            clock += pause.as_nanos() as u64;
+            polls.has_let_others_run(clock);
+            polls.is_busy()
+        };
+        let rare = || Duration::from_millis(20);
+        assert!(!goes_on(rare()) && (0..15).all(|_| !goes_on(LONGEST_PAUSE)) && goes_on(LONGEST_PAUSE));
+        assert!(!goes_on(rare()), "the runtime has slept");
     }
 
     #[test]

@@ -534,8 +534,11 @@ fn calls_of_tasks_are_held_while_answers_may_come() -> crate::Result<()> {
         assert_eq!(held, (true, 0));
         assert!(!poll());
         assert_eq!(core.held_calls(), Some((true, 0)), "other tasks have not been polled yet");
-        assert!(!poll());
-        assert_eq!(core.held_calls(), Some((false, 1)), "no answer came while a poll drove, so they are sent");
+        let begun = std::time::Instant::now();
+        while core.held_calls() == Some((true, 0)) && begun.elapsed() < TIMEOUT {
+            assert!(!poll());
+        }
+        assert_eq!(core.held_calls(), Some((false, 1)), "no answer came while polls drove, so they are sent");
     }
     while !poll() {
         far.turn(false);
@@ -556,6 +559,9 @@ fn poll_once<F: Future + Unpin>(future: &mut F) -> (bool, usize) {
     let ready = std::pin::Pin::new(future).poll(&mut std::task::Context::from_waker(&waker)).is_ready();
     (ready, wakes.0.load(Ordering::Relaxed))
 }
+
+/// So many polls return at once, after one that has driven in vain.
+const MOST_RETURNS: usize = 16;
 
 /// A branch of `select!` is polled once, and kept. Behind such futures, others drive nevertheless.
 #[test]
@@ -580,8 +586,8 @@ fn future_leads_in_place_of_those_that_are_not_polled_any_more() -> crate::Resul
         }
         let mut behind = echo.start(&7)?;
         assert_eq!(poll_once(&mut behind), (false, 1), "it stands by");
-        // Before it waits for the answer, it lets other tasks run.
-        let ready = (0..8).any(|_| {
+        // Before it waits for the answer, it lets other tasks run; and while it does.
+        let ready = (0..8 + MOST_RETURNS).any(|_| {
             far.turn(false);
             poll_once(&mut behind).0
         });
@@ -609,7 +615,7 @@ fn task_that_calls_returns_to_its_runtime_though_answers_are_there() -> crate::R
         let (ready, woken) = poll_once(&mut pending);
         if !ready {
             assert_eq!(woken, 1, "it is to be polled again");
-            assert!(poll_once(&mut pending).0, "and drives then");
+            assert!((0..=MOST_RETURNS).any(|_| poll_once(&mut pending).0), "and drives then");
             returned += 1;
         }
     }
