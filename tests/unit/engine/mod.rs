@@ -586,8 +586,8 @@ fn future_leads_in_place_of_those_that_are_not_polled_any_more() -> crate::Resul
         }
         let mut behind = echo.start(&7)?;
         assert_eq!(poll_once(&mut behind), (false, 1), "it stands by");
-        // Before it waits for the answer, it lets other tasks run; and while it does.
-        let ready = (0..8 + MOST_RETURNS).any(|_| {
+        // It lets other tasks run, and the fourth call is held for a moment.
+        let ready = (0..100 * MOST_RETURNS).any(|_| {
             far.turn(false);
             poll_once(&mut behind).0
         });
