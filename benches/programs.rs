@@ -244,7 +244,11 @@ fn spawned(runtime: &Runtime, count: usize, samples: &mut Vec<f64>, beside: Opti
             })
         });
         runtime.block_on(ended).expect_err("the spawner has ended");
-        caller.inspect(tokio::task::JoinHandle::abort);
+        if let Some(caller) = caller {
+            caller.abort();
+            let error = runtime.block_on(caller).expect_err("no call has failed meanwhile");
+            assert!(error.is_cancelled());
+        }
         samples.extend(spawner.join().expect("it does not panic"));
     });
     Ok(())

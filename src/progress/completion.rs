@@ -22,7 +22,7 @@ pub(crate) enum OperationOutcome {
 pub(crate) struct Completion {
     ready: AtomicBool,
     state: Mutex<CompletionState>,
-    /// For how many microseconds, about, a future has led in vain; and the thread of its last poll that led. See `polls`.
+    /// For how many microseconds, about, a future has led in vain; and the thread of its last poll that led; 0 for none. See `polls`.
     pub(super) led_us: AtomicU32,
     pub(super) led_on: AtomicUsize,
     /// When the last poll of a future that led was, at the last poll of this one that found another leader.

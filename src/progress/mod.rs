@@ -14,6 +14,7 @@ mod failure;
 mod frame_log;
 mod link_table;
 mod own_completion;
+mod pacer;
 mod polls;
 mod processor;
 mod signal;
@@ -205,7 +206,7 @@ pub(crate) struct Core {
     driver_lock: driver_lock::DriverLock,
     driver: TimedMutex<drive::Driver>,
     waker: Arc<mio::Waker>,
-    pacer: drive::PollPacer,
+    pacer: pacer::PollPacer,
     polls: polls::Polls,
     /// The protocol has frames to send that a thread has left for the driver. Changes under the protocol's lock only.
     unsent: AtomicBool,
@@ -242,9 +243,9 @@ const RING_AGAIN: Duration = Duration::from_millis(10);
 /// How long a thread spins after an event. A round trip in which both sides have to be woken takes 100 to 350 µs: if they spun
 /// for less, two engines that have once slept would find each other asleep at every call.
 const SPIN: Duration = Duration::from_micros(400);
-/// Most polls of futures that follow one that has driven in vain, before one drives again: they return at once. Where a task is always
-/// ready, as the one that leads, runtimes look once in so many polls of tasks for one that another thread has spawned or woken (tokio: in
-/// 31), and for sockets and timers (in 61).
+/// After so many polls of futures, at most, one drives again after one that has driven: those between return at once. Where a task is
+/// always ready, as the one that leads, runtimes look once in so many polls of tasks for one that another thread has spawned or woken
+/// (tokio: in 31), and for sockets and timers (in 61).
 const RETURNS: u32 = 16;
 
 impl Core {
@@ -281,7 +282,7 @@ impl Core {
             Progress::Spin => Some(Duration::MAX),
         };
         let external = (settings.progress == Progress::External).then(|| external::External::new(driver.reactor()));
-        let pacer = drive::PollPacer::new();
+        let pacer = pacer::PollPacer::new();
         let clock_start = steps::monotonic().saturating_sub(pacer.nanos_at(Instant::now()));
         Ok(Arc::new(Core {
             proto: Mutex::new(Proto::new(settings.proto, settings.incarnation, settings.seed)),

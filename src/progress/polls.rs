@@ -15,15 +15,17 @@
 //!
 //! A task that wakes itself is always ready, and a runtime then looks for what comes from elsewhere once in so many polls of tasks. So
 //! a poll that leads takes less than a microsecond, and when it has found nothing, the next ones return at once, for about as long as it
-//! has taken. Polls are longer while the lock is borrowed, since to borrow and to return it takes time: so does a rare call, and one that
-//! calls alone for its first 160 us. And where tasks move between threads: each time that one wakes itself, such a runtime wakes a
-//! thread that may take it.
+//! has taken; in a crowd also when it has found something. Polls are longer while the lock is borrowed, since to borrow and to return it
+//! takes time: those of rare calls are, and the first ones of a task that calls alone. And where tasks move between threads: each time
+//! that one wakes itself, such a runtime wakes a thread that may take it.
 //!
 //! A future may be polled once and kept, as a branch of `select!` is. So an operation that is polled twice while the leader is not
 //! polled takes its place; the first that find a leader which does not drive ask to be polled again.
 
 use std::task::Waker;
 use std::time::Duration;
+
+use crate::sync::Instant;
 
 use super::completion::{Completion, wake_by_ref_quietly, with_sleeper};
 use super::drive::{AWAKE, DriveGoal, drives_any, this_thread};
@@ -42,13 +44,14 @@ const BRIEF_US: u32 = 2;
 const AWAKE_US: u32 = AWAKE.as_micros() as u32;
 /// What a poll that returns at once takes, at the least, with what the runtime does for it.
 const RETURN: Duration = Duration::from_nanos(64);
-/// When operations have led for so long, while their thread had nothing else to do for longer than that, polls are brief.
+/// When operations have led for so long, without a pause as long as this, the lock is taken from the progress thread, and polls become
+/// brief.
 const BUSY_AFTER: Duration = Duration::from_micros(160);
 /// For so many polls after one that led on another thread than before, none is brief: a task that wakes itself, to be polled again,
 /// makes its runtime wake a thread that may take it.
 const MOVED_POLLS: u32 = 1 << 16;
 /// How many polls a crowd is remembered.
-const CROWDED_POLLS: u32 = 32;
+const CROWDED_POLLS: u32 = 128;
 /// Of the time between two polls that lead, so much counts as time for which the task kept its thread: it may have slept.
 const LONGEST_PAUSE: Duration = Duration::from_micros(10);
 /// When operations have led for so long, one leaves driving to the progress thread, and its task sleeps until it has ended: there are
@@ -77,8 +80,10 @@ pub(super) struct Polls {
     led_for: AtomicU64,
     /// For how long operations have led without a longer pause.
     busy_for: AtomicU64,
-    /// The count up to which polls return at once, and the one up to which none is brief.
+    /// The count up to which polls return at once, and when one last drove, on the clock of the pacer.
     returns_until: AtomicU32,
+    drove_at: AtomicU64,
+    /// The count up to which no poll is brief.
     moved_until: AtomicU32,
     /// Since when calls are held; 0 when none are.
     held_since: AtomicU64,
@@ -138,13 +143,15 @@ impl Polls {
             led_us = GIVEN_UP;
             operation.led_us.store(led_us, Ordering::Relaxed);
         }
+        let leads = led_us < LEADS_FOR_US;
         let thread = this_thread();
         let before = operation.led_on.load(Ordering::Relaxed);
-        operation.led_on.store(thread, Ordering::Relaxed);
-        if before != 0 && before != thread {
-            self.moved_until.store(count.wrapping_add(MOVED_POLLS), Ordering::Relaxed);
+        if leads && before != thread {
+            operation.led_on.store(thread, Ordering::Relaxed);
+            if before != 0 {
+                self.moved_until.store(count.wrapping_add(MOVED_POLLS), Ordering::Relaxed);
+            }
         }
-        let leads = led_us < LEADS_FOR_US;
         self.leader.store(if leads { address(operation) } else { 0 }, Ordering::Relaxed);
         self.led_at.store(count, Ordering::Relaxed);
         leads
@@ -209,14 +216,16 @@ impl Polls {
         self.polls_until(&self.moved_until, MOVED_POLLS) > 0
     }
 
-    /// Whether the poll is to return at once, since one has just driven.
-    fn returns_at_once(&self) -> bool {
-        self.polls_until(&self.returns_until, RETURNS) > 0
+    /// Whether the poll is to return at once, since one has just driven. Where other tasks compute, that is soon not so any more.
+    fn returns_at_once(&self, clock: impl FnOnce() -> u64) -> bool {
+        let pause = || Duration::from_nanos(clock().saturating_sub(self.drove_at.load(Ordering::Relaxed)));
+        self.polls_until(&self.returns_until, RETURNS) > 0 && pause() < AWAKE
     }
 
     /// A poll has driven: the next ones return at once, for about as long. A brief drive that has found nothing takes no system call over
     /// shm, and those are polls enough.
-    fn has_driven_for(&self, time: Duration) {
+    fn has_driven_for(&self, time: Duration, clock: u64) {
+        self.drove_at.store(clock, Ordering::Relaxed);
         let returns = (time.saturating_sub(BRIEF).as_nanos() / RETURN.as_nanos()).min(RETURNS.into()) as u32;
         self.returns_until.store(self.count.load(Ordering::Relaxed).wrapping_add(returns), Ordering::Relaxed);
     }
@@ -231,10 +240,11 @@ impl Polls {
         self.leader.store(0, Ordering::Relaxed);
     }
 
-    /// Whether calls that may wait for more are held now, if there are `any`. `hold_ended` tells how it ended.
-    pub(super) fn holds(&self, any: bool, clock: u64) -> bool {
+    /// Whether calls that may wait for more are held now, if there are `any`. None are at an `event`, since they are sent later anyway,
+    /// unless others are already. `hold_ended` tells how it ended.
+    pub(super) fn holds(&self, any: bool, event: bool, clock: u64) -> bool {
         let held = self.held_since.load(Ordering::Relaxed) != 0;
-        let holds = any && (held || !self.holding.skips());
+        let holds = any && (held || !event && !self.holding.skips());
         if holds != held {
             self.held_since.store(if holds { clock.max(1) } else { 0 }, Ordering::Relaxed);
         }
@@ -319,7 +329,10 @@ impl Core {
 
     /// The future that waits for the operation is dropped.
     pub(crate) fn forget_polls(&self, operation: &Completion) {
-        self.polls.resign(operation);
+        if self.polls.resign(operation) && self.unsent.load(Ordering::SeqCst) {
+            // It may have held calls of others, which are told that the leader sends them.
+            self.uncork();
+        }
     }
 
     fn may_lead(&self) -> bool {
@@ -329,7 +342,7 @@ impl Core {
 
     /// Drives for a moment; true when the operation has ended.
     fn drive_in_poll(&self, operation: &Completion) -> bool {
-        if self.polls.returns_at_once() {
+        if self.polls.returns_at_once(|| self.pacer.note(Instant::now())) {
             return false;
         }
         let ready = || operation.is_ready();
@@ -360,11 +373,12 @@ impl Core {
         let deadline = Some(began + if brief { BRIEF } else { AWAKE });
         let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone, brief };
         self.drive_as_caller(acquired, &goal);
+        let took = self.pacer.read_clock().saturating_duration_since(began);
         if brief {
-            led_for(BRIEF_US);
+            led_for((took.as_micros() as u32).clamp(BRIEF_US, AWAKE_US));
         }
         if !self.polls.moves() && (!alone || (brief || self.is_external()) && !ready()) {
-            self.polls.has_driven_for(self.pacer.read_clock().saturating_duration_since(began));
+            self.polls.has_driven_for(took, self.pacer.nanos());
         }
         ready()
     }
@@ -423,7 +437,7 @@ mod tests {
 
     /// How many polls of the operation return at once.
     fn returns(polls: &Polls, operation: &Completion) -> usize {
-        let returns = || polls.lead(operation, || false) && polls.returns_at_once();
+        let returns = || polls.lead(operation, || false) && polls.returns_at_once(|| 7);
         std::iter::repeat_with(returns).take_while(|returns| *returns).count()
     }
 
@@ -432,10 +446,13 @@ mod tests {
         let (polls, operation) = (Polls::default(), Completion::new());
         assert_eq!(returns(&polls, &operation), 0);
         for (driven, expected) in [(BRIEF, 0), (BRIEF + 5 * RETURN, 4), (AWAKE, RETURNS as usize - 1), (BRIEF + RETURN, 0)] {
-            polls.has_driven_for(driven);
+            polls.has_driven_for(driven, 7);
             assert_eq!(returns(&polls, &operation), expected);
             assert_eq!(returns(&polls, &operation), 0);
         }
+        polls.has_driven_for(AWAKE, 7);
+        assert!(polls.lead(&operation, || false) && polls.returns_at_once(|| 6 + AWAKE.as_nanos() as u64));
+        assert!(!polls.returns_at_once(|| 7 + AWAKE.as_nanos() as u64), "others have computed meanwhile");
     }
 
     fn leads_elsewhere(polls: &Polls, operation: &Completion) {
@@ -473,12 +490,14 @@ mod tests {
     #[test]
     fn hold_goes_on_from_one_drive_to_the_next() {
         let polls = Polls::default();
-        assert!(!polls.holds(false, 3) && polls.holds(true, 5) && polls.holds(true, 9));
+        assert!(!polls.holds(false, false, 3) && !polls.holds(true, true, 4) && polls.holds(true, false, 5));
+        assert!(polls.holds(true, false, 9) && polls.holds(true, true, 9));
         assert_eq!(polls.held_for(15), Duration::from_nanos(10));
-        assert!(!polls.holds(false, 16) && polls.holds(true, 17), "they were sent, and then there are others");
+        assert!(!polls.holds(false, false, 16) && polls.holds(true, false, 17), "they were sent, and then there are others");
         assert_eq!(polls.held_for(18), Duration::from_nanos(1));
         polls.hold_ended(false);
-        assert!(!polls.holds(true, 20) && polls.holds(true, 21), "one that was in vain is followed by none");
+        assert!(!polls.holds(true, true, 19), "an event is no chance to hold that is skipped");
+        assert!(!polls.holds(true, false, 20) && polls.holds(true, false, 21), "one that was in vain is followed by none");
     }
 
     #[test]

@@ -7,6 +7,8 @@ mod completion;
 mod drive;
 #[path = "../../../src/progress/driver_lock.rs"]
 mod driver_lock;
+#[path = "../../../src/progress/pacer.rs"]
+mod pacer;
 #[path = "../../../src/progress/polls.rs"]
 mod polls;
 #[path = "../../../src/progress/signal.rs"]
@@ -34,7 +36,7 @@ pub(crate) struct Core {
     driver_lock: driver_lock::DriverLock,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
-    pacer: drive::PollPacer,
+    pacer: pacer::PollPacer,
     polls: polls::Polls,
     unsent: AtomicBool,
     unsent_may_wait: AtomicBool,
@@ -91,7 +93,7 @@ impl HandlerPaused {
 struct External;
 
 /// Fewer than calomel's: each is many steps.
-const RETURNS: u32 = 1;
+const RETURNS: u32 = 2;
 
 impl Core {
     pub(crate) fn new() -> Arc<Core> {
@@ -113,7 +115,7 @@ impl Core {
             driver_lock: driver_lock::DriverLock::default(),
             driver: Mutex::new(driver),
             waker: waker.clone(),
-            pacer: drive::PollPacer::new(),
+            pacer: pacer::PollPacer::new(),
             polls: polls::Polls::default(),
             unsent: AtomicBool::new(false),
             unsent_may_wait: AtomicBool::new(false),
@@ -266,7 +268,7 @@ impl Core {
 }
 
 impl Completion {
-    /// Its next poll is the last one that leads, or the first one that does not.
+    /// The next poll that drives is the last one that leads, or the next one does not lead.
     pub(crate) fn set_polls(&self, leads: bool) {
         self.led_us.store(polls::LEADS_FOR_US - u32::from(leads), Ordering::Relaxed);
     }
