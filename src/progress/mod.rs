@@ -243,10 +243,10 @@ const RING_AGAIN: Duration = Duration::from_millis(10);
 /// How long a thread spins after an event. A round trip in which both sides have to be woken takes 100 to 350 µs: if they spun
 /// for less, two engines that have once slept would find each other asleep at every call.
 const SPIN: Duration = Duration::from_micros(400);
-/// After so many polls of futures, at most, one drives again after one that has driven: those between return at once. Where a task is
-/// always ready, as the one that leads, runtimes look once in so many polls of tasks for one that another thread has spawned or woken
-/// (tokio: in 31), and for sockets and timers (in 61).
-const RETURNS: u32 = 16;
+/// So many polls of futures return to their runtime in each round: see `polls`. Where a task is always ready, as the one that leads,
+/// runtimes look once in so many polls of tasks for one that another thread has spawned or woken (tokio: in 31), and for sockets and
+/// timers (in 61).
+const RETURNS: u32 = 64;
 
 impl Core {
     pub(crate) fn new(

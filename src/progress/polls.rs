@@ -13,11 +13,12 @@
 //! its operation has ended, the lock may be free, as it is between calls of a thread that blocks. The progress thread looks for
 //! that every 0.5 ms (0.25 ms at first), and acquires it when no caller has meanwhile.
 //!
-//! A task that wakes itself is always ready, and a runtime then looks for what comes from elsewhere once in so many polls of tasks. So
-//! a poll that leads takes less than a microsecond, and when it has found nothing, the next ones return at once, for about as long as it
-//! has taken; in a crowd also when it has found something. Polls are longer while the lock is borrowed, since to borrow and to return it
-//! takes time: those of rare calls are, and the first ones of a task that calls alone. And where tasks move between threads: each time
-//! that one wakes itself, such a runtime wakes a thread that may take it.
+//! A task that wakes itself is always ready, and a runtime then looks for what comes from elsewhere (other threads, sockets, timers) once
+//! in so many polls of tasks. So in each round of 200 us at least 64 polls return to the runtime, if need be at once. If it then takes
+//! longer than that does until the next poll, others have run: there are others for the next 2 ms. While there are, a poll that leads
+//! drives for less than a microsecond, and those that follow return at once for about as long as it took. This is not for a borrowed
+//! lock, which it takes time to return and to borrow again, so not for rare calls, nor for the first ones of a task that calls alone; and
+//! not where tasks move between threads: each time that one wakes itself, such a runtime wakes a thread that may take it.
 //!
 //! A future may be polled once and kept, as a branch of `select!` is. So an operation that is polled twice while the leader is not
 //! polled takes its place; the first that find a leader which does not drive ask to be polled again.
@@ -42,6 +43,15 @@ const GIVEN_UP: u32 = u32::MAX;
 const BRIEF: Duration = Duration::from_nanos(600);
 const BRIEF_US: u32 = 2;
 const AWAKE_US: u32 = AWAKE.as_micros() as u32;
+/// In such a round `RETURNS` polls return to their runtime, at least.
+const ROUND: Duration = Duration::from_micros(200);
+/// While so many polls return at once, the tasks that the last events have woken may still be ready.
+const SETTLED: u32 = 8;
+/// If it takes so long from such a poll to the next one, another task was ready; and others are taken to be now and then for so long.
+const OTHERS_RAN: Duration = Duration::from_micros(2);
+const OTHERS: Duration = Duration::from_millis(2);
+/// While they are, at most so many polls return at once after one that has driven.
+const BRIEF_RETURNS: u32 = 15;
 /// What a poll that returns at once takes, at the least, with what the runtime does for it.
 const RETURN: Duration = Duration::from_nanos(64);
 /// When operations have led for so long, without a pause as long as this, the lock is taken from the progress thread, and polls become
@@ -80,9 +90,18 @@ pub(super) struct Polls {
     led_for: AtomicU64,
     /// For how long operations have led without a longer pause.
     busy_for: AtomicU64,
-    /// The count up to which polls return at once, and when one last drove, on the clock of the pacer.
+    /// How many polls of futures have returned to their runtimes without the end of their operations.
+    returned: AtomicU32,
+    /// From which of these on, and up to which, polls return at once; since when, on the clock of the pacer; and when the last one did.
+    returned_before: AtomicU32,
     returns_until: AtomicU32,
-    drove_at: AtomicU64,
+    returns_since: AtomicU64,
+    returned_at: AtomicU64,
+    /// When this round began, and how many had returned then.
+    round_at: AtomicU64,
+    round_returned: AtomicU32,
+    /// Until when others are taken to be ready now and then.
+    others_until: AtomicU64,
     /// The count up to which no poll is brief.
     moved_until: AtomicU32,
     /// Since when calls are held; 0 when none are.
@@ -216,18 +235,51 @@ impl Polls {
         self.polls_until(&self.moved_until, MOVED_POLLS) > 0
     }
 
-    /// Whether the poll is to return at once, since one has just driven. Where other tasks compute, that is soon not so any more.
-    fn returns_at_once(&self, clock: impl FnOnce() -> u64) -> bool {
-        let pause = || Duration::from_nanos(clock().saturating_sub(self.drove_at.load(Ordering::Relaxed)));
-        self.polls_until(&self.returns_until, RETURNS) > 0 && pause() < AWAKE
+    /// Whether others than those that call are ready now and then.
+    fn has_others(&self, clock: u64) -> bool {
+        clock < self.others_until.load(Ordering::Relaxed)
     }
 
-    /// A poll has driven: the next ones return at once, for about as long. A brief drive that has found nothing takes no system call over
-    /// shm, and those are polls enough.
+    /// A poll returns to its runtime without the end of its operation.
+    fn returns(&self) {
+        self.returned.store(self.returned.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Whether the poll is to return at once, to let the runtime look for others. If these compute, the next one drives again.
+    fn returns_at_once(&self, read_clock: impl FnOnce() -> u64) -> bool {
+        let left = self.returns_until.load(Ordering::Relaxed).wrapping_sub(self.returned.load(Ordering::Relaxed));
+        if left == 0 || left > RETURNS {
+            return false;
+        }
+        let clock = read_clock();
+        let pause = Duration::from_nanos(clock.saturating_sub(self.returned_at.load(Ordering::Relaxed)));
+        self.returned_at.store(clock, Ordering::Relaxed);
+        // At first those run that the last events have woken.
+        if pause >= OTHERS_RAN
+            && self.returned.load(Ordering::Relaxed).wrapping_sub(self.returned_before.load(Ordering::Relaxed)) >= SETTLED
+        {
+            self.others_until.store(clock + OTHERS.as_nanos() as u64, Ordering::Relaxed);
+        }
+        clock.saturating_sub(self.returns_since.load(Ordering::Relaxed)) < AWAKE.as_nanos() as u64
+    }
+
+    /// A poll has driven. If others are ready now and then, the next ones return at once, for about as long; else once a round, if few
+    /// have returned in it.
     fn has_driven_for(&self, time: Duration, clock: u64) {
-        self.drove_at.store(clock, Ordering::Relaxed);
-        let returns = (time.saturating_sub(BRIEF).as_nanos() / RETURN.as_nanos()).min(RETURNS.into()) as u32;
-        self.returns_until.store(self.count.load(Ordering::Relaxed).wrapping_add(returns), Ordering::Relaxed);
+        let returned = self.returned.load(Ordering::Relaxed);
+        let mut returns = 0;
+        if self.has_others(clock) {
+            returns = (time.saturating_sub(BRIEF).as_nanos() / RETURN.as_nanos()).min(BRIEF_RETURNS.into()) as u32;
+        } else if clock.saturating_sub(self.round_at.load(Ordering::Relaxed)) >= ROUND.as_nanos() as u64 {
+            let enough = returned.wrapping_sub(self.round_returned.load(Ordering::Relaxed)) >= RETURNS;
+            returns = if enough { 0 } else { RETURNS };
+            self.round_at.store(clock, Ordering::Relaxed);
+            self.round_returned.store(returned.wrapping_add(returns), Ordering::Relaxed);
+        }
+        self.returned_before.store(returned, Ordering::Relaxed);
+        self.returns_until.store(returned.wrapping_add(returns), Ordering::Relaxed);
+        self.returns_since.store(clock, Ordering::Relaxed);
+        self.returned_at.store(clock, Ordering::Relaxed);
     }
 
     /// Whether a future that found another to lead is to be polled again, in case that is not.
@@ -294,6 +346,7 @@ impl Core {
         if leads && self.drive_in_poll(operation) || !operation.wake_task(waker) {
             return self.ended(operation);
         }
+        self.polls.returns();
         if leads {
             self.polls.has_let_others_run(self.pacer.nanos());
             wake_by_ref_quietly(waker);
@@ -348,7 +401,13 @@ impl Core {
         let ready = || operation.is_ready();
         let in_progress = self.proto.lock().operations_in_progress();
         let alone = self.polls.is_alone(in_progress);
-        if self.polls.lets_others_run(self.pacer.nanos()) {
+        let over = self.polls.lets_others_run(self.pacer.nanos());
+        // Whether the runtime gets time to look for others.
+        let looks = !self.polls.moves() && (!alone || self.polls.is_busy() || self.is_external());
+        if over {
+            if looks {
+                self.polls.has_driven_for(Duration::ZERO, self.pacer.note(Instant::now()));
+            }
             return false;
         }
         let led_us = operation.led_us.load(Ordering::Relaxed);
@@ -368,8 +427,8 @@ impl Core {
         // At the first poll other tasks are likely to have something to do.
         let stop = || first && !alone || ready();
         // A borrowed lock is not to be returned, and borrowed again, all the time.
-        let brief = !self.driver_lock.is_borrowed() && !self.polls.moves();
         let began = self.pacer.read_clock();
+        let brief = !self.driver_lock.is_borrowed() && !self.polls.moves() && self.polls.has_others(self.pacer.nanos());
         let deadline = Some(began + if brief { BRIEF } else { AWAKE });
         let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone, brief };
         self.drive_as_caller(acquired, &goal);
@@ -377,7 +436,7 @@ impl Core {
         if brief {
             led_for((took.as_micros() as u32).clamp(BRIEF_US, AWAKE_US));
         }
-        if !self.polls.moves() && (!alone || (brief || self.is_external()) && !ready()) {
+        if looks && (!alone || !ready()) {
             self.polls.has_driven_for(took, self.pacer.nanos());
         }
         ready()
@@ -435,24 +494,60 @@ mod tests {
         assert_eq!(polls_until_others_run(&polls, &mut clock, Duration::from_millis(20)), 1);
     }
 
-    /// How many polls of the operation return at once.
-    fn returns(polls: &Polls, operation: &Completion) -> usize {
-        let returns = || polls.lead(operation, || false) && polls.returns_at_once(|| 7);
-        std::iter::repeat_with(returns).take_while(|returns| *returns).count()
+    /// How many polls return at once, each so long after the last one.
+    fn returns(polls: &Polls, clock: &mut u64, pause: Duration) -> u32 {
+        let returns = || {
+            *clock += pause.as_nanos() as u64;
+            polls.returns_at_once(|| *clock).then(|| polls.returns())
+        };
+        std::iter::repeat_with(returns).take_while(Option::is_some).count() as u32
+    }
+
+    const QUICK: Duration = Duration::from_nanos(100);
+
+    #[test]
+    fn in_each_round_some_polls_return_at_once() {
+        let (polls, mut clock) = (Polls::default(), 1 << 40);
+        assert_eq!(returns(&polls, &mut clock, QUICK), 0);
+        for _ in 0..3 {
+            clock += ROUND.as_nanos() as u64;
+            polls.has_driven_for(AWAKE, clock);
+            assert_eq!(returns(&polls, &mut clock, QUICK), RETURNS);
+            assert!(!polls.has_others(clock));
+            polls.has_driven_for(AWAKE, clock);
+            assert_eq!(returns(&polls, &mut clock, QUICK), 0, "not twice in a round");
+        }
+        (0..RETURNS).for_each(|_| polls.returns());
+        clock += ROUND.as_nanos() as u64;
+        polls.has_driven_for(AWAKE, clock);
+        assert_eq!(returns(&polls, &mut clock, QUICK), 0, "enough have");
     }
 
     #[test]
-    fn polls_return_at_once_for_as_long_as_one_has_driven_in_vain() {
-        let (polls, operation) = (Polls::default(), Completion::new());
-        assert_eq!(returns(&polls, &operation), 0);
-        for (driven, expected) in [(BRIEF, 0), (BRIEF + 5 * RETURN, 4), (AWAKE, RETURNS as usize - 1), (BRIEF + RETURN, 0)] {
-            polls.has_driven_for(driven, 7);
-            assert_eq!(returns(&polls, &operation), expected);
-            assert_eq!(returns(&polls, &operation), 0);
+    fn while_there_are_others_polls_return_at_once_for_as_long_as_one_has_driven() {
+        let (polls, mut clock) = (Polls::default(), 1 << 40);
+        polls.has_driven_for(AWAKE, clock);
+        assert_eq!(returns(&polls, &mut clock, OTHERS_RAN), 9, "for 20 us");
+        assert!(polls.has_others(clock));
+        for (driven, expected) in [(BRIEF, 0), (BRIEF + 5 * RETURN, 5), (AWAKE, BRIEF_RETURNS), (BRIEF + RETURN, 1)] {
+            polls.has_driven_for(driven, clock);
+            assert_eq!(returns(&polls, &mut clock, QUICK), expected);
         }
-        polls.has_driven_for(AWAKE, 7);
-        assert!(polls.lead(&operation, || false) && polls.returns_at_once(|| 6 + AWAKE.as_nanos() as u64));
-        assert!(!polls.returns_at_once(|| 7 + AWAKE.as_nanos() as u64), "others have computed meanwhile");
+        clock += OTHERS.as_nanos() as u64;
+        assert!(!polls.has_others(clock));
+    }
+
+    /// Those that the last events have woken, before the runtime can have looked for others.
+    #[test]
+    fn tasks_that_run_at_first_are_no_others() {
+        let (polls, mut clock) = (Polls::default(), 1 << 40);
+        polls.has_driven_for(AWAKE, clock);
+        for _ in 0..SETTLED {
+            clock += OTHERS_RAN.as_nanos() as u64;
+            assert!(polls.returns_at_once(|| clock));
+            polls.returns();
+        }
+        assert!(returns(&polls, &mut clock, QUICK) > 0 && !polls.has_others(clock));
     }
 
     fn leads_elsewhere(polls: &Polls, operation: &Completion) {

@@ -560,8 +560,8 @@ fn poll_once<F: Future + Unpin>(future: &mut F) -> (bool, usize) {
     (ready, wakes.0.load(Ordering::Relaxed))
 }
 
-/// So many polls return at once, after one that has driven in vain.
-const MOST_RETURNS: usize = 16;
+/// So many polls return at once, in each round.
+const MOST_RETURNS: usize = 64;
 
 /// A branch of `select!` is polled once, and kept. Behind such futures, others drive nevertheless.
 #[test]
