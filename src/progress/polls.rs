@@ -382,10 +382,7 @@ impl Core {
 
     /// The future that waits for the operation is dropped.
     pub(crate) fn forget_polls(&self, operation: &Completion) {
-        if self.polls.resign(operation) && self.unsent.load(Ordering::SeqCst) {
-            // It may have held calls of others, which are told that the leader sends them.
-            self.uncork();
-        }
+        self.polls.resign(operation);
     }
 
     fn may_lead(&self) -> bool {
@@ -401,10 +398,10 @@ impl Core {
         let ready = || operation.is_ready();
         let in_progress = self.proto.lock().operations_in_progress();
         let alone = self.polls.is_alone(in_progress);
-        let over = self.polls.lets_others_run(self.pacer.nanos());
+        let lets_others_run = self.polls.lets_others_run(self.pacer.nanos());
         // Whether the runtime gets time to look for others.
         let looks = !self.polls.moves() && (!alone || self.polls.is_busy() || self.is_external());
-        if over {
+        if lets_others_run {
             if looks {
                 self.polls.has_driven_for(Duration::ZERO, self.pacer.note(Instant::now()));
             }
@@ -432,12 +429,15 @@ impl Core {
         let deadline = Some(began + if brief { BRIEF } else { AWAKE });
         let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone, brief };
         self.drive_as_caller(acquired, &goal);
-        let took = self.pacer.read_clock().saturating_duration_since(began);
-        if brief {
-            led_for((took.as_micros() as u32).clamp(BRIEF_US, AWAKE_US));
-        }
-        if looks && (!alone || !ready()) {
-            self.polls.has_driven_for(took, self.pacer.nanos());
+        let looks = looks && (!alone || !ready());
+        if brief || looks {
+            let took = self.pacer.read_clock().saturating_duration_since(began);
+            if brief {
+                led_for((took.as_micros() as u32).clamp(BRIEF_US, AWAKE_US));
+            }
+            if looks {
+                self.polls.has_driven_for(took, self.pacer.nanos());
+            }
         }
         ready()
     }
