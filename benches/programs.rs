@@ -21,6 +21,7 @@ use common::{
     report::{Figure, Goal, Report, Unit},
     timed,
 };
+use futures_util::future::join_all;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{runtime::Runtime, sync::oneshot, task::JoinSet};
 
@@ -180,6 +181,13 @@ fn tasks(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller)
     }
     let (ours, plain) = interleave(
         plan,
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, joined(site, each))),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", each))),
+    )?;
+    let name = format!("{}: {TASKS} calls at a time that a task joins", site.name());
+    report.add(Figure::new(name, Unit::Rate, &ours).raw("as many tasks", &plain).goal(Goal::SpeedAtLeast(0.8)));
+    let (ours, plain) = interleave(
+        plan,
         |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty async", each))),
         |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", each))),
     )?;
@@ -268,6 +276,16 @@ async fn all_at_once(site: &Site<'_>, name: &str, each: usize) -> calomel::Resul
     }
     while let Some(ended) = tasks.join_next().await {
         ended.expect("no task panics")?;
+    }
+    Ok(())
+}
+
+/// Makes as many calls as there are tasks elsewhere, and waits for them all before it makes the next ones.
+async fn joined(site: &Site<'_>, times: usize) -> calomel::Result<()> {
+    let call = site.client.procedure::<(), ()>("empty").on(&site.peer);
+    for _ in 0..times {
+        let calls = (0..TASKS).map(|_| async { call.start(&())?.await });
+        join_all(calls).await.into_iter().collect::<calomel::Result<()>>()?;
     }
     Ok(())
 }

@@ -25,6 +25,8 @@ pub(crate) struct Completion {
     /// For how many microseconds, about, a future has led in vain; and the thread of its last poll that led; 0 for none. See `polls`.
     pub(super) led_us: AtomicU32,
     pub(super) led_on: AtomicUsize,
+    /// At its last poll a future could lead.
+    pub(super) may_lead: AtomicBool,
     /// When the last poll of a future that led was, at the last poll of this one that found another leader.
     pub(super) found_led_at: AtomicU32,
 }
@@ -94,6 +96,36 @@ impl Completion {
         // Unlocked first: dropping a waker runs user code.
         drop(earlier);
         true
+    }
+
+    /// Whether a task is registered.
+    pub(super) fn has_task(&self) -> bool {
+        matches!(self.state.lock().wake, Wake::Task(_))
+    }
+
+    /// Wakes the task that is registered, if one is, before the operation has ended. It stays registered.
+    pub(crate) fn wake_early(&self) {
+        let mut state = self.state.lock();
+        let waker = match std::mem::take(&mut state.wake) {
+            Wake::Task(waker) => waker,
+            other => {
+                state.wake = other;
+                return;
+            }
+        };
+        drop(state);
+        // Cloning, waking and dropping a waker run user code, so no lock is held.
+        quietly(|| {
+            let again = waker.clone();
+            let mut state = self.state.lock();
+            // If it has ended meanwhile, or another waiter has been registered, the wake-up below is all that is left to do.
+            if !self.is_ready() && matches!(state.wake, Wake::None) {
+                state.wake = Wake::Task(again);
+            } else {
+                drop(state);
+            }
+        });
+        wake_quietly(waker);
     }
 
     /// Registers the task to be woken by `set`; false when the outcome is there already.

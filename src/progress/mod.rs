@@ -119,6 +119,10 @@ impl proto::Carrier for Arc<dyn Link> {
     fn gathers(&self) -> bool {
         (**self).gathers()
     }
+
+    fn takes_system_calls(&self) -> bool {
+        (**self).takes_system_calls()
+    }
 }
 
 impl Memory for Slice {

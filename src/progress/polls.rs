@@ -5,13 +5,15 @@
 //! are called on their own thread, many at a time, and frames of calls that they start go out together.
 //!
 //! ```text
-//!   no leader ──poll of a future that waits──▶ it leads ──its operation ends, or it is dropped──▶ no leader
+//!   no leader ──poll of a future that waits──▶ it leads ──its operation ends, or it is dropped──▶ no leader; a successor is woken
 //!                                                 └──it has driven in vain, again and again──▶ the progress thread drives
 //! ```
 //!
 //! The leader holds the driver lock while it drives only, so nothing is lost if it is not polled again. Between its polls, and when
 //! its operation has ended, the lock may be free, as it is between calls of a thread that blocks. The progress thread looks for
-//! that every 0.5 ms (0.25 ms at first), and acquires it when no caller has meanwhile.
+//! that every 0.5 ms (0.25 ms at first), and acquires it when no caller has meanwhile. Those that wait behind a leader are not polled
+//! again before their operations end. So when that of a leader has ended, a task that waits for another one is woken, and leads if
+//! none does by then. Where calls follow one another all the time, some does: then only one such end in 64 wakes a task, after a while.
 //!
 //! A task that wakes itself is always ready, and a runtime then looks for what comes from elsewhere (other threads, sockets, timers) once
 //! in so many polls of tasks. So in each round of 200 us at least 64 polls return to the runtime, if need be at once. If it then takes
@@ -23,6 +25,7 @@
 //! A future may be polled once and kept, as a branch of `select!` is. So an operation that is polled twice while the leader is not
 //! polled takes its place; the first that find a leader which does not drive ask to be polled again.
 
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -70,6 +73,9 @@ const REST_AFTER: Duration = Duration::from_millis(64);
 /// After operations that have led in vain, or calls that were held in vain, up to two to the power of this many do not lead, or are
 /// not held.
 const MOST_MISSES: u32 = 6;
+/// So many successors in a row may be of no use, since another operation leads already, before some are skipped: one that is missed costs
+/// as much as thousands of these.
+const VAIN_SUCCESSORS: u32 = 32;
 /// So many polls after one that led, futures ask to be polled again, since the leader may be gone.
 const STANDING_BY: u32 = 4;
 
@@ -78,9 +84,12 @@ const STANDING_BY: u32 = 4;
 pub(super) struct Polls {
     /// Polls of futures that wait.
     count: AtomicU32,
-    /// The address of the operation that leads, 0 for none, and the count at its last poll.
+    /// The address of the operation that leads, 0 for none, and the count and the thread at its last poll.
     leader: AtomicUsize,
     led_at: AtomicU32,
+    led_on: AtomicUsize,
+    /// The address of the operation that was woken to lead when a leader had ended; 0 for none.
+    successor: AtomicUsize,
     /// The count at the last poll at which several operations were in progress.
     crowded_at: AtomicU32,
     /// When the last one led, on the clock of the pacer; and for how long those that led have let no others run.
@@ -108,6 +117,8 @@ pub(super) struct Polls {
     held_since: AtomicU64,
     /// Of operations that lead.
     leading: Misses,
+    /// Of operations that are woken to lead.
+    succeeding: Misses,
     /// Of calls that are held.
     holding: Misses,
 }
@@ -122,12 +133,22 @@ struct Misses {
 impl Misses {
     /// It was of use, or was not.
     fn note(&self, of_use: bool) {
+        self.note_beyond(0, of_use);
+    }
+
+    /// As `note`, where so many misses in a row are no reason to skip the next time.
+    fn note_beyond(&self, tolerated: u32, of_use: bool) {
         if of_use {
             return self.count.store(0, Ordering::Relaxed);
         }
-        let count = (self.count.load(Ordering::Relaxed) + 1).min(MOST_MISSES);
+        let count = (self.count.load(Ordering::Relaxed) + 1).min(tolerated + MOST_MISSES);
         self.count.store(count, Ordering::Relaxed);
-        self.skip.store((1 << count) - 1, Ordering::Relaxed);
+        self.skip.store((1 << count.saturating_sub(tolerated)) - 1, Ordering::Relaxed);
+    }
+
+    fn forget(&self) {
+        self.count.store(0, Ordering::Relaxed);
+        self.skip.store(0, Ordering::Relaxed);
     }
 
     /// True when it is not to be done this time.
@@ -165,6 +186,7 @@ impl Polls {
         let leads = led_us < LEADS_FOR_US;
         let thread = this_thread();
         let before = operation.led_on.load(Ordering::Relaxed);
+        self.led_on.store(thread, Ordering::Relaxed);
         if leads && before != thread {
             operation.led_on.store(thread, Ordering::Relaxed);
             if before != 0 {
@@ -187,10 +209,14 @@ impl Polls {
 
     /// Whether the leader waits alone. Those whose operations have just ended are not in progress, so some polls back count, too.
     fn is_alone(&self, in_progress: usize) -> bool {
-        let count = self.count.load(Ordering::Relaxed);
         if in_progress > 1 {
-            self.crowded_at.store(count, Ordering::Relaxed);
+            self.crowded_at.store(self.count.load(Ordering::Relaxed), Ordering::Relaxed);
         }
+        self.was_alone()
+    }
+
+    fn was_alone(&self) -> bool {
+        let count = self.count.load(Ordering::Relaxed);
         count.wrapping_sub(self.crowded_at.load(Ordering::Relaxed)) > CROWDED_POLLS
     }
 
@@ -290,6 +316,7 @@ impl Polls {
     /// The progress thread has found the lock free for a while: no future leads.
     pub(super) fn lock_was_free(&self) {
         self.leader.store(0, Ordering::Relaxed);
+        self.succeeding.forget();
     }
 
     /// Whether calls that may wait for more are held now, if there are `any`. None are at an `event`, since they are sent later anyway,
@@ -324,6 +351,25 @@ impl Polls {
         self.leader.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether a future leads that this thread polls again soon.
+    pub(super) fn leads_here(&self) -> bool {
+        self.has_leader() && self.led_on.load(Ordering::Relaxed) == this_thread() && !self.moves()
+    }
+
+    /// An operation that was woken to lead does, or there was no need; or none was found.
+    fn succeeded(&self, leads: bool) {
+        self.succeeding.note_beyond(VAIN_SUCCESSORS, leads);
+    }
+
+    /// Whether the operation was woken to lead. It is not any more.
+    fn succeeds(&self, operation: &Completion) -> bool {
+        let succeeds = self.successor.load(Ordering::Relaxed) == address(operation);
+        if succeeds {
+            self.successor.store(0, Ordering::Relaxed);
+        }
+        succeeds
+    }
+
     /// The operation does not lead any more, if it did. True if it did.
     fn resign(&self, operation: &Completion) -> bool {
         let led = self.leader.load(Ordering::Relaxed) == address(operation);
@@ -343,6 +389,10 @@ impl Core {
         }
         let may_lead = short && self.may_lead();
         let leads = may_lead && self.polls.lead(operation, || !self.driver_lock.is_free());
+        operation.may_lead.store(may_lead, Ordering::Relaxed);
+        if self.polls.succeeds(operation) {
+            self.polls.succeeded(leads);
+        }
         if leads && self.drive_in_poll(operation) || !operation.wake_task(waker) {
             return self.ended(operation);
         }
@@ -373,16 +423,70 @@ impl Core {
     }
 
     fn ended(&self, operation: &Completion) -> bool {
-        if self.polls.resign(operation) {
+        let led = self.polls.resign(operation);
+        if led {
             self.polls.leading.note(true);
             self.has_driven();
+        }
+        if led || self.polls.succeeds(operation) {
+            self.pass_on_lead(operation);
         }
         true
     }
 
     /// The future that waits for the operation is dropped.
     pub(crate) fn forget_polls(&self, operation: &Completion) {
-        self.polls.resign(operation);
+        if self.polls.resign(operation) || self.polls.succeeds(operation) {
+            self.pass_on_lead(operation);
+        }
+    }
+
+    /// The operation does not lead any more. If none does, the task of another one is woken to lead, and else what has waited for the next
+    /// poll is sent, which may never come.
+    fn pass_on_lead(&self, operation: &Completion) {
+        // A child has no other threads, and locks may be held by those of its parent.
+        if !self.polls.was_alone()
+            && !self.is_forked()
+            && !self.leads_or_drives(operation)
+            && !self.unsent_may_wait.load(Ordering::Relaxed)
+        {
+            self.uncork();
+        }
+    }
+
+    /// Whether another operation leads, or will, or a thread drives. Tasks that wait are not polled before their operations end, so one of
+    /// them is woken.
+    fn leads_or_drives(&self, operation: &Completion) -> bool {
+        if self.polls.has_leader() {
+            return true;
+        }
+        if let Some(awake) = self.driver_lock.holder_is_awake() {
+            return !(awake && self.threads.is_handling());
+        }
+        let earlier = self.polls.successor.swap(0, Ordering::Relaxed);
+        if earlier != 0 {
+            // It has not been polled, and may be kept.
+            self.polls.succeeded(false);
+        }
+        if self.polls.succeeding.skips() {
+            return false;
+        }
+        let may_lead = |waiter: &Completion| {
+            waiter.may_lead.load(Ordering::Relaxed)
+                && waiter.led_us.load(Ordering::Relaxed) != GIVEN_UP
+                && ![earlier, address(operation)].contains(&address(waiter))
+                && waiter.has_task()
+        };
+        let next = self.proto.lock().find_waiter(|waiter: &Arc<Completion>| may_lead(waiter).then(|| waiter.clone()));
+        match &next {
+            Some(next) => {
+                // Should it be dropped meanwhile, another operation in its place is taken for it: that costs time only.
+                self.polls.successor.store(address(next), Ordering::Relaxed);
+                next.wake_early();
+            }
+            None => self.polls.succeeded(false),
+        }
+        next.is_some()
     }
 
     fn may_lead(&self) -> bool {
@@ -411,7 +515,13 @@ impl Core {
         let led_for = |us: u32| operation.led_us.store(led_us + us, Ordering::Relaxed);
         // Also if another caller drives meanwhile.
         led_for(AWAKE_US);
-        let Some(acquired) = self.acquire_briefly(&ready) else { return ready() };
+        let Some(acquired) = self.acquire_briefly(&ready) else {
+            if self.threads.is_handling() {
+                // The thread that has the lock runs a handler.
+                self.uncork();
+            }
+            return ready();
+        };
         let takes = !self.is_external() && (!alone || self.polls.is_busy());
         if takes && acquired == Acquired::Borrowed && self.driver_lock.take_from_progress() {
             // Once the progress thread is awake, calls that are started may wait for others: see `exec_start`.
@@ -548,6 +658,46 @@ mod tests {
             polls.returns();
         }
         assert!(returns(&polls, &mut clock, QUICK) > 0 && !polls.has_others(clock));
+    }
+
+    #[test]
+    fn successor_is_woken_each_time_unless_it_was_of_no_use_many_times() {
+        let polls = Polls::default();
+        let is_woken = |of_use: bool| {
+            let woken = !polls.succeeding.skips();
+            if woken {
+                polls.succeeded(of_use);
+            }
+            woken
+        };
+        for _ in 0..2 {
+            assert!((0..=VAIN_SUCCESSORS).all(|_| is_woken(false)) && !is_woken(false));
+            assert!(is_woken(true));
+            assert!((0..=VAIN_SUCCESSORS).all(|_| is_woken(false)) && !is_woken(false), "no fewer than before");
+            // The progress thread has found the lock free.
+            polls.lock_was_free();
+        }
+    }
+
+    #[test]
+    fn operation_succeeds_once() {
+        let (polls, operation) = (Polls::default(), Completion::new());
+        assert!(!polls.succeeds(&operation));
+        polls.successor.store(address(&operation), Ordering::Relaxed);
+        assert!(!polls.succeeds(&Completion::new()) && polls.succeeds(&operation) && !polls.succeeds(&operation));
+    }
+
+    #[test]
+    fn future_leads_on_the_thread_that_has_polled_it() {
+        let (polls, operation) = (Polls::default(), Completion::new());
+        assert!(!polls.leads_here());
+        assert!(polls.lead(&operation, || false) && polls.leads_here());
+        std::thread::scope(|scope| assert!(!scope.spawn(|| polls.leads_here()).join().unwrap()));
+        leads_elsewhere(&polls, &operation);
+        assert!(!polls.leads_here());
+        assert!(polls.lead(&operation, || false) && !polls.leads_here(), "it moves");
+        polls.moved_until.store(0, Ordering::Relaxed);
+        assert!(polls.leads_here() && polls.resign(&operation) && !polls.leads_here());
     }
 
     fn leads_elsewhere(polls: &Polls, operation: &Completion) {

@@ -18,7 +18,7 @@ use super::workers::Job;
 use super::{Core, EngineEnv, OperationOutcome, PeerChange, completion, frame_log};
 use crate::deferred_log::{self, defer};
 use crate::memory::Slice;
-use crate::proto::{self, LinkId, Log, Output, Proto};
+use crate::proto::{self, LinkId, Log, MayWait, Output, Proto};
 use crate::transport::{Consumed, Link, LinkKey, OtherVersion, PayloadStatus, Sent, Sink, Unauthorized};
 use crate::{Address, Transport};
 
@@ -166,10 +166,16 @@ impl Core {
             let mut proto = self.proto.lock();
             let result = step(&mut proto);
             let corked = CORKED.get() == Some(self.identity());
-            left = proto.may_send_later() && !corked;
+            let may_wait = proto.may_send_later();
+            left = !corked
+                && match may_wait {
+                    MayWait::No => false,
+                    MayWait::ForNextPoll => self.polls.leads_here() && !self.threads.is_handling(),
+                    MayWait::ForMore => true,
+                };
             if left || corked {
                 proto.poll_unsent(&mut outputs.queue);
-                self.leave_unsent(left);
+                self.leave_unsent(left && may_wait == MayWait::ForMore);
             } else {
                 collect(self, &mut proto, &mut outputs);
             }

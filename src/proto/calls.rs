@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use slotmap::KeyData;
 
-use super::link::PeerLink;
+use super::link::{MayWait, PeerLink};
 use super::one_way::{MAX_COST, OneWayRequest};
 use super::refusals::{Cause, Dropped};
 use super::streams::OutStream;
@@ -267,7 +267,8 @@ impl<E: Env> Proto<E> {
         }
         let open = link.is_open();
         // A caller that blocks has nothing more to send.
-        self.may_send_later = link.may_wait(0) && (spec.timed || spec.one_way);
+        let may_wait = link.may_wait(0);
+        self.may_send_later = if spec.timed || spec.one_way { may_wait } else { MayWait::No };
         if spec.timed {
             self.set_deadline(call, spec.deadline);
         }

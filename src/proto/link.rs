@@ -23,6 +23,7 @@ use super::{
     TransferId, broken,
 };
 use crate::{Address, TraceContext, Transport};
+pub(crate) use sending::MayWait;
 
 /// Longest payload of one `Data`, unless the transport sets another. A small message waits behind no more than one (some 80 µs
 /// on loopback). Bulks over tcp were measured at 0.6 to 0.7 of the raw stream with 256 KiB, at 0.8 to 1.1 with this, and no
@@ -101,6 +102,8 @@ pub(super) struct PeerLink<E: Env> {
     injects: bool,
     /// It sends short payloads together.
     gathers: bool,
+    /// Each send takes a system call.
+    takes_system_calls: bool,
     pub streams: Streams<E::Memory>,
     /// A transmit was handed out and is not yet reported as sent.
     in_flight: bool,
@@ -191,6 +194,7 @@ impl<E: Env> PeerLink<E> {
             spare: Vec::new(),
             carrier: None,
             injects: false,
+            takes_system_calls: false,
             gathers: false,
             streams: Streams::default(),
             in_flight: false,

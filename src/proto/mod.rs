@@ -57,6 +57,7 @@ pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};
 pub(crate) use idle::MIN_IDLE;
 pub(crate) use keys::PreSharedKey;
 pub(crate) use lanes::{MAX_LANES, WORTH_A_LANE};
+pub(crate) use link::MayWait;
 pub(crate) use log::Log;
 pub(crate) use peers::{MAX_ADDRESSES, PeerTag};
 pub(crate) use policy::{AccessPolicy, Mode};
@@ -147,6 +148,8 @@ pub(crate) trait Carrier: Clone {
     fn inject(&self, bytes: &[u8]) -> Injected;
     /// Whether short payloads that follow each other leave together.
     fn gathers(&self) -> bool;
+    /// Whether each send takes a system call.
+    fn takes_system_calls(&self) -> bool;
 }
 
 /// A range of memory; clones are the same bytes.
@@ -439,8 +442,8 @@ pub(crate) struct Proto<E: Env> {
     outputs: VecDeque<Output<E>>,
     /// Links that have something to send, and can send it.
     ready: VecDeque<LinkId>,
-    /// The call or transfer that was queued last can wait for more.
-    may_send_later: bool,
+    /// For what the call or transfer that was queued last may wait.
+    may_send_later: MayWait,
     stage: EngineStage,
     /// Generates what peers must not guess: tokens, `resumption_token`s, challenges. A stream cipher, under a key that no other
     /// engine has.
@@ -498,7 +501,7 @@ impl<E: Env> Proto<E> {
             deadlines: timers::Deadlines::default(),
             outputs: VecDeque::new(),
             ready: VecDeque::new(),
-            may_send_later: false,
+            may_send_later: MayWait::No,
             stage: EngineStage::Running,
             random: StdRng::from_seed(seed),
         }
@@ -587,9 +590,8 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Whether the call or transfer that was started last may wait, to be sent together with more: its link has several in
-    /// progress, so the peer has work meanwhile, and few wait to be sent.
-    pub(crate) fn may_send_later(&mut self) -> bool {
+    /// For what the call or transfer that was started last may wait.
+    pub(crate) fn may_send_later(&mut self) -> MayWait {
         std::mem::take(&mut self.may_send_later)
     }
 

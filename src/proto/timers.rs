@@ -42,6 +42,8 @@ impl Deadlines {
     }
 }
 
+/// At so many deadlines `Proto::find_waiter` looks. Among them are those of ended calls, and of what no one waits for.
+const MAX_LOOKS: usize = 256;
 /// Time limit of a liveness probe; a live peer answers in far less.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -99,6 +101,19 @@ impl<E: Env> Proto<E> {
         if queue.len() > 64 + 2 * calls.len() {
             queue.retain(|(_, call)| calls.contains_key(*call));
         }
+    }
+
+    /// Looks at what waits for calls and transfers whose deadlines are watched, the last one to be due first, and at few of them,
+    /// until `f` returns something.
+    pub(crate) fn find_waiter<R>(&self, mut f: impl FnMut(&E::Waiter) -> Option<R>) -> Option<R> {
+        let calls = self.deadlines.queue.iter().rev().map(|(_, call)| TimerKind::Call(*call));
+        let timers = self.timers.iter().rev().map(|(_, timer)| *timer);
+        let waiter = |timer| match timer {
+            TimerKind::Call(call) => self.calls.get(call).map(|call| &call.waiter),
+            TimerKind::Transfer(transfer) => self.transfers.get(transfer).map(|transfer| &transfer.waiter),
+            _ => None,
+        };
+        calls.chain(timers).take(MAX_LOOKS).find_map(|timer| waiter(timer).and_then(&mut f))
     }
 
     fn handshake_due(&mut self, id: LinkId) {

@@ -11,7 +11,7 @@ use std::time::Instant;
 use slotmap::{KeyData, SlotMap};
 
 use super::exposures::{IncomingPush, PeerAccess, PeerAccesses};
-use super::link::PeerLink;
+use super::link::{MayWait, PeerLink};
 use super::streams::OutStream;
 use super::tables::{self, Chained, Neighbours};
 use super::timers::TimerKind;
@@ -102,7 +102,8 @@ impl<E: Env> Proto<E> {
                 self.ask_owner(link, range, pull, memory);
                 // One that blocks its thread has nothing more to ask for.
                 let streamed = if pull { 0 } else { len as usize };
-                self.may_send_later = self.links[link].may_wait(streamed) && deadline.is_some();
+                let may_wait = self.links[link].may_wait(streamed);
+                self.may_send_later = if deadline.is_some() { may_wait } else { MayWait::No };
             }
         }
         self.watch(link, now);

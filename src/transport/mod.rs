@@ -86,6 +86,10 @@ pub(crate) trait Link: Send + Sync {
     fn gathers(&self) -> bool {
         false
     }
+    /// Whether each send takes a system call.
+    fn takes_system_calls(&self) -> bool {
+        false
+    }
     /// Whether [`Link::inject`] ever sends anything.
     fn injects(&self) -> bool {
         false

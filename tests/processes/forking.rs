@@ -5,8 +5,10 @@
 //! there.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -82,6 +84,10 @@ impl Belongings {
             responders.push(kept.recv_timeout(BOUND).unwrap());
         }
         let never = engine.procedure::<(), ()>("never").on(to);
+        // As of tasks, the first of which drives while it is polled.
+        let mut pendings: Vec<_> = (0..5).map(|_| never.start(&()).unwrap()).collect();
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(pendings.iter_mut().all(|pending| Pin::new(pending).poll(&mut context).is_pending()));
         let memory = engine.procedure::<(), Bulk>("memory").on(to).call(&()).unwrap();
         let pull = |_| {
             let local = engine.expose(vec![0u8; memory.len()], BulkMode::ReadWrite).unwrap();
@@ -105,7 +111,7 @@ impl Belongings {
             seen: engine.expose_read_only(filled(6, LEN)).unwrap(),
             engine: engine.clone(),
             to_self: to_here,
-            pendings: (0..5).map(|_| never.start(&()).unwrap()).collect(),
+            pendings,
             pulls: (0..4).map(pull).collect(),
             released: writable.released(),
             writable,

@@ -33,6 +33,17 @@ const WORTH_SENDING: usize = 16 << 10;
 /// So many bytes of pushes do not wait for more of them.
 const MAX_WAITING: usize = 512 << 10;
 
+/// For what a call or a transfer that was queued may wait, to be sent together with others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MayWait {
+    #[default]
+    No,
+    /// To send takes a system call: for the driver's next poll, if that is at hand.
+    ForNextPoll,
+    /// The peer has more to handle meanwhile than would wait.
+    ForMore,
+}
+
 /// What was queued since the last send, and may wait for more.
 #[derive(Default)]
 pub(super) struct Waiting {
@@ -44,22 +55,29 @@ pub(super) struct Waiting {
 }
 
 impl<E: Env> PeerLink<E> {
-    /// A call or a transfer was queued. True when it may wait for more: the peer has more to handle meanwhile than would wait.
-    /// `streamed`: so many bytes of a push follow it. They wait where they can leave with others.
-    pub(in crate::proto) fn may_wait(&mut self, streamed: usize) -> bool {
+    /// A call or a transfer was queued. `streamed`: so many bytes of a push follow it. They wait where they can leave with others.
+    pub(in crate::proto) fn may_wait(&mut self, streamed: usize) -> MayWait {
         let waiting = &mut self.waiting;
         waiting.operations += 1;
         if (1..=SHORT).contains(&streamed) && self.gathers {
             waiting.streams += 1;
             waiting.bytes += streamed;
         }
+        if !self.is_open()
+            || self.streams.len() != self.waiting.streams
+            || self.control.len() >= WORTH_SENDING
+            || self.waiting.bytes >= MAX_WAITING
+        {
+            return MayWait::No;
+        }
         let under_way = self.pending.max(self.outgoing.out as usize);
-        self.is_open()
-            && self.streams.len() == self.waiting.streams
-            && under_way >= MANY
-            && 2 * self.waiting.operations < under_way
-            && self.control.len() < WORTH_SENDING
-            && self.waiting.bytes < MAX_WAITING
+        if under_way >= MANY && 2 * self.waiting.operations < under_way {
+            MayWait::ForMore
+        } else if self.takes_system_calls {
+            MayWait::ForNextPoll
+        } else {
+            MayWait::No
+        }
     }
 
     pub(in crate::proto) fn wants_to_send(&self) -> bool {
@@ -182,6 +200,7 @@ impl<E: Env> Proto<E> {
         match self.links.get_mut(id) {
             Some(link) => {
                 (link.injects, link.gathers) = (carrier.injects(), carrier.gathers());
+                link.takes_system_calls = carrier.takes_system_calls();
                 link.carrier.replace(carrier)
             }
             None => Some(carrier),

@@ -252,3 +252,35 @@ fn payload_of_a_cancelled_operation_is_not_delivered_to_its_successor() {
     net.settle();
     assert_eq!(net.hosts[0].proto.links.len(), 0);
 }
+
+/// Of the calls and transfers that are in progress, those that are due last come first; those that have ended do not.
+#[test]
+fn waiters_of_what_is_in_progress_are_found() {
+    let mut net = Net::pair();
+    net.hosts[1].echo = false;
+    let found = |net: &Net| {
+        let mut found = Vec::new();
+        let none: Option<()> = net.hosts[0].proto.find_waiter(|op| {
+            found.push(*op);
+            None
+        });
+        assert!(none.is_none());
+        found
+    };
+    assert!(found(&net).is_empty());
+    let calls = [20, 30, 10].map(|seconds| net.call(0, 1, call_with_timeout(seconds, b"x")));
+    net.expose(1, 5, vec![0; 100], true, true);
+    let pull = net.pull(0, 1, 5, 0, &Mem::new(vec![0; 100]));
+    // The last call is due before the others: its deadline is among those of transfers.
+    assert_eq!(found(&net), [calls[1], calls[0], pull, calls[2]]);
+    assert_eq!(net.hosts[0].proto.find_waiter(|op| (*op == pull).then_some(7)), Some(7));
+    net.advance(MOMENT);
+    assert_eq!(found(&net), [calls[1], calls[0], calls[2]], "the pull has ended");
+    net.advance(Duration::from_secs(21));
+    assert_eq!(found(&net), [calls[1]]);
+    net.advance(Duration::from_secs(10));
+    assert!(found(&net).is_empty());
+    net.settle_until_served(1);
+    net.revoke(1, 5);
+    net.end();
+}

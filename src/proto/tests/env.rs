@@ -22,11 +22,12 @@ pub struct TestCarrier {
     /// Its answer.
     pub says: Rc<Cell<Injected>>,
     pub gathers: bool,
+    pub takes_system_calls: bool,
 }
 
 impl Default for TestCarrier {
     fn default() -> TestCarrier {
-        TestCarrier { taken: Rc::default(), says: Rc::new(Cell::new(Injected::Yes)), gathers: false }
+        TestCarrier { taken: Rc::default(), says: Rc::new(Cell::new(Injected::Yes)), gathers: false, takes_system_calls: false }
     }
 }
 
@@ -44,6 +45,10 @@ impl Carrier for TestCarrier {
 
     fn gathers(&self) -> bool {
         self.gathers
+    }
+
+    fn takes_system_calls(&self) -> bool {
+        self.takes_system_calls
     }
 }
 

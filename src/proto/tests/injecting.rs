@@ -7,7 +7,7 @@ use super::env::pattern;
 use super::host::{Host, served};
 use super::net::{Net, call};
 use super::wire::Message;
-use super::{Injected, MAX_INJECTED_LINKS};
+use super::{Injected, MAX_INJECTED_LINKS, MayWait};
 
 /// An open link between two hosts, both ends of which can send a few bytes at once.
 fn pair() -> Net {
@@ -189,7 +189,7 @@ fn what_is_sent_at_once_is_not_held_any_more() {
         net.call(0, 1, call("x"));
     }
     let link = net.hosts[0].proto.links.values_mut().next().unwrap();
-    assert!(link.may_wait(0), "nothing waits, and 20 calls are in progress");
+    assert_eq!(link.may_wait(0), MayWait::ForMore, "nothing waits, and 20 calls are in progress");
     net.advance(Duration::from_millis(1));
     net.settle_until_served(1);
     net.end();
@@ -215,7 +215,7 @@ fn short_pushes_wait_where_payloads_leave_together() {
             let source = super::env::Mem::new(pattern(1, len));
             host.begun.push(1 << 40);
             host.proto.transfer(false, remote, source, Some(now + Duration::from_secs(30)), 1 << 40, now).unwrap();
-            assert_eq!(host.proto.may_send_later(), waits, "{gathers}, {len} bytes");
+            assert_eq!(host.proto.may_send_later() == MayWait::ForMore, waits, "{gathers}, {len} bytes");
         });
         net.advance(Duration::from_millis(1));
         net.settle_until_served(1);
@@ -241,4 +241,23 @@ fn calls_beside_a_payload_are_transmitted() {
     assert!(local.bytes() == memory.bytes());
     net.revoke(1, 5);
     net.end();
+}
+
+/// Where to send takes a system call, a call may wait for the next poll of the driver though few are in progress.
+#[test]
+fn few_calls_wait_for_a_poll_where_sends_take_system_calls() {
+    for (takes_system_calls, expected) in [(false, MayWait::No), (true, MayWait::ForNextPoll)] {
+        let mut net = pair();
+        let (id, carrier) = net.hosts[0].carriers.iter().next().unwrap();
+        let (id, carrier) = (*id, super::env::TestCarrier { takes_system_calls, ..carrier.clone() });
+        net.with_host(0, |host| host.proto.set_carrier(id, carrier));
+        net.hosts[1].echo = false;
+        for expected in [expected, expected, expected, MayWait::ForMore] {
+            net.call(0, 1, call("x"));
+            assert_eq!(net.hosts[0].proto.may_send_later(), expected, "system calls: {takes_system_calls}");
+        }
+        net.advance(Duration::from_millis(1));
+        net.settle_until_served(1);
+        net.end();
+    }
 }

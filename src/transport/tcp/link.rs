@@ -416,6 +416,10 @@ impl Link for TcpLink {
         }
     }
 
+    fn takes_system_calls(&self) -> bool {
+        true
+    }
+
     fn scheme(&self) -> Transport {
         Transport::Tcp
     }

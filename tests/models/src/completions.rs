@@ -57,6 +57,24 @@ pub(crate) fn task_that_has_moved_is_woken() {
     });
 }
 
+/// Another thread wakes it early, while the operation ends.
+pub(crate) fn task_that_is_to_lead_learns_of_the_end() {
+    model(8, || {
+        let completion = Completion::new();
+        let task = Arc::<Task>::default();
+        completion.wake_task(&Waker::from(task.clone()));
+        let end = ends(&completion);
+        let other = completion.clone();
+        let passes_on = thread::spawn(move || other.wake_early());
+        while completion.wake_task(&Waker::from(task.clone())) {
+            task.0.wait();
+        }
+        assert!(completion.take().is_some());
+        end.join().unwrap();
+        passes_on.join().unwrap();
+    });
+}
+
 pub(crate) fn one_of_two_takers_gets_the_outcome() {
     model(8, || {
         let completion = Completion::new();

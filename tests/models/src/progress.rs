@@ -146,6 +146,9 @@ impl Core {
 
     fn uncork(&self) {}
     fn uncork_unless_forked(&self) {}
+    fn is_forked(&self) -> bool {
+        false
+    }
 
     fn pause_handler(&self) -> HandlerPaused {
         HandlerPaused

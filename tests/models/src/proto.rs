@@ -34,6 +34,10 @@ impl Proto {
         1
     }
 
+    pub(crate) fn find_waiter<R>(&self, f: impl FnMut(&Arc<Completion>) -> Option<R>) -> Option<R> {
+        self.timer.as_ref().map(|(_, ends)| ends).and_then(f)
+    }
+
     pub(crate) fn handle_timeout(&mut self, _: Instant) {
         self.due = self.timer.take().map(|(_, ends)| ends);
     }

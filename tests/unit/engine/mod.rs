@@ -507,9 +507,14 @@ fn started_pulls_are_held_while_others_are_in_progress() -> crate::Result<()> {
 
 /// A server, a client, and a procedure that has been called.
 fn echo() -> crate::Result<(Engine, Engine, crate::Call<u64, u64>)> {
-    let server = Engine::server("loop://")?;
+    echo_at("loop://")
+}
+
+fn echo_at(address: &str) -> crate::Result<(Engine, Engine, crate::Call<u64, u64>)> {
+    let server =
+        Engine::builder().listen(address).same_host_upgrade(false).finalize_timeout(Duration::from_millis(100)).build()?;
     server.define("echo", |_: &Request, n: u64| n)?;
-    let client = Engine::client("loop")?;
+    let client = Engine::builder().same_host_upgrade(false).finalize_timeout(Duration::from_millis(100)).build()?;
     let echo = client.procedure::<u64, u64>("echo").on(client.lookup(server.address())?);
     echo.call(&0)?;
     Ok((server, client, echo))
@@ -546,18 +551,42 @@ fn calls_of_tasks_are_held_while_answers_may_come() -> crate::Result<()> {
     Ok(())
 }
 
+/// A task, and how many times it has been woken since that was last asked.
+#[derive(Clone, Default)]
+struct CountedTask(Arc<Wakes>);
+
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl CountedTask {
+    /// Polls a future once; whether it is ready.
+    fn poll<F: Future + Unpin>(&self, future: &mut F) -> bool {
+        let waker = std::task::Waker::from(self.0.clone());
+        std::pin::Pin::new(future).poll(&mut std::task::Context::from_waker(&waker)).is_ready()
+    }
+
+    fn wakes(&self) -> usize {
+        self.0.0.swap(0, Ordering::Relaxed)
+    }
+}
+
 /// Polls a future once; whether it is ready, and how many times its task has been woken meanwhile.
 fn poll_once<F: Future + Unpin>(future: &mut F) -> (bool, usize) {
-    struct Wakes(AtomicUsize);
-    impl std::task::Wake for Wakes {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
+    let task = CountedTask::default();
+    (task.poll(future), task.wakes())
+}
+
+fn repeat_until(mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < TIMEOUT);
     }
-    let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
-    let waker = std::task::Waker::from(wakes.clone());
-    let ready = std::pin::Pin::new(future).poll(&mut std::task::Context::from_waker(&waker)).is_ready();
-    (ready, wakes.0.load(Ordering::Relaxed))
 }
 
 /// So many polls return at once, in each round.
@@ -566,21 +595,14 @@ const MOST_RETURNS: usize = 64;
 /// A branch of `select!` is polled once, and kept. Behind such futures, others drive nevertheless.
 #[test]
 fn future_leads_in_place_of_those_that_are_not_polled_any_more() -> crate::Result<()> {
-    let server = Engine::server("loop://")?;
-    let (keep, _kept_responders) = std::sync::mpsc::channel();
-    server.define_deferred("never", move |responder: crate::Responder<u64>, (): ()| keep.send(responder).unwrap())?;
-    server.define("echo", |_: &Request, n: u64| n)?;
-    let client = Engine::client("loop")?;
-    let peer = client.lookup(server.address())?;
-    let (never, echo) = (client.procedure::<(), u64>("never").on(&peer), client.procedure::<u64, u64>("echo").on(&peer));
-    echo.call(&0)?;
+    let (server, client, echo, never) = echo_and_never("loop://")?;
     let (core, far) = (client.by_hand(), server.by_hand());
     // With one processor, futures do not drive.
     if core.held_calls().is_none() {
         return Ok(());
     }
     for kept in 1..=3 {
-        let mut pending: Vec<_> = (0..kept).map(|_| never.start(&())).collect::<crate::Result<_>>()?;
+        let mut pending: Vec<_> = (0..kept).map(|n| never.start(&n)).collect::<crate::Result<_>>()?;
         for future in &mut pending {
             assert_eq!(poll_once(future), (false, 1), "the first leads, and others stand by");
         }
@@ -592,6 +614,87 @@ fn future_leads_in_place_of_those_that_are_not_polled_any_more() -> crate::Resul
             poll_once(&mut behind).0
         });
         assert!(ready, "it leads in place of {kept}");
+    }
+    Ok(())
+}
+
+/// A server, a client that calls it, and its procedures: one that answers, and one that does not.
+type TwoProcedures = (Engine, Engine, crate::Call<u64, u64>, crate::Call<u64, u64>);
+
+fn echo_and_never(address: &str) -> crate::Result<TwoProcedures> {
+    let (server, client, echo) = echo_at(address)?;
+    let kept = std::sync::Mutex::new(Vec::new());
+    server.define_deferred("never", move |responder: crate::Responder<u64>, _: u64| kept.lock().unwrap().push(responder))?;
+    let never = client.procedure::<u64, u64>("never").on(client.lookup(server.address())?);
+    Ok((server, client, echo, never))
+}
+
+/// The tasks that wait behind a leader are not polled again before their operations end, as those of a `join_all`: when its call has
+/// ended, or it is dropped, one of them is woken to lead. Until the progress thread looks for that they would wait in vain.
+#[test]
+fn leader_that_ends_wakes_another_task_that_waits() -> crate::Result<()> {
+    let (server, client, echo, never) = echo_and_never("loop://")?;
+    let (core, far) = (client.by_hand(), server.by_hand());
+    // With one processor, futures do not drive.
+    if core.held_calls().is_none() {
+        return Ok(());
+    }
+    let tasks: [CountedTask; 4] = Default::default();
+    let mut first = echo.start(&1)?;
+    let mut others: Vec<_> = (1..4).map(|n| never.start(&n)).collect::<crate::Result<_>>()?;
+    assert!(!tasks[0].poll(&mut first) && tasks[0].wakes() == 1, "it leads");
+    for (task, other) in tasks[1..].iter().zip(&mut others) {
+        assert!(!task.poll(other));
+        task.wakes();
+    }
+    let woken = || tasks.each_ref().map(CountedTask::wakes);
+    (0..3).for_each(|_| far.turn(false));
+    repeat_until(|| tasks[0].poll(&mut first));
+    assert!(tasks[0].wakes() > 0);
+    for last in (1..4).rev() {
+        let mut expected = [0; 4];
+        expected[last] = 1;
+        assert_eq!(woken(), expected, "the one that was started last is woken");
+        assert!(!tasks[last].poll(&mut others[last - 1]));
+        assert_eq!(woken(), expected, "it leads");
+        others.pop();
+        assert_eq!(tasks[last].wakes(), 1, "its call has ended");
+    }
+    assert_eq!(woken(), [0; 4]);
+    Ok(())
+}
+
+/// Where each send takes a system call, and a task leads, calls that its thread starts wait until that leads again, and leave
+/// together. Those of other threads do not.
+#[test]
+fn calls_that_are_started_beside_a_leader_wait_for_its_next_poll() -> crate::Result<()> {
+    for (address, waits) in [("loop://", false), ("tcp://127.0.0.1:0", true)] {
+        let (server, client, echo, never) = echo_and_never(address)?;
+        let (core, far) = (client.by_hand(), server.by_hand());
+        // With one processor, futures do not drive.
+        if core.held_calls().is_none() {
+            return Ok(());
+        }
+        let is_left = || core.held_calls().unwrap().0;
+        let mut first = never.start(&1)?;
+        assert!(!is_left(), "nothing leads");
+        assert!(!poll_once(&mut first).0);
+        let elsewhere = std::thread::scope(|scope| scope.spawn(|| echo.start(&2)).join().unwrap())?;
+        assert!(!is_left(), "that thread does not poll the leader");
+        let second = echo.start(&3)?;
+        assert_eq!(is_left(), waits, "{address}");
+        repeat_until(|| {
+            assert!(!poll_once(&mut first).0);
+            !is_left()
+        });
+        assert_eq!(core.held_calls().unwrap().1, 0, "they leave at once then");
+        for mut pending in [elsewhere, second] {
+            repeat_until(|| {
+                far.turn(true);
+                core.turn(true);
+                poll_once(&mut pending).0
+            });
+        }
     }
     Ok(())
 }
