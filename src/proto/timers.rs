@@ -42,7 +42,7 @@ impl Deadlines {
     }
 }
 
-/// At so many deadlines `Proto::find_waiter` looks. Among them are those of ended calls, and of what no one waits for.
+/// At so many deadlines `Proto::find_waiter` looks. Among them are those of ended calls, and other timers.
 const MAX_LOOKS: usize = 256;
 /// Time limit of a liveness probe; a live peer answers in far less.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);

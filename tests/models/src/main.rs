@@ -44,7 +44,8 @@ macro_rules! models {
 }
 
 const MODELS: &[(&str, fn())] = models! {
-    completions: waiting_thread_is_woken task_that_has_moved_is_woken task_that_is_to_lead_learns_of_the_end one_of_two_takers_gets_the_outcome;
+    completions: waiting_thread_is_woken task_that_has_moved_is_woken task_that_is_to_lead_learns_of_the_end
+        one_of_two_takers_gets_the_outcome;
     gates: no_access_after_close no_write_after_an_operation_ends copies_in_both_directions_do_not_deadlock;
     driver_lock: two_callers_get_their_outcomes handed_off_driver_lock_is_not_lost holder_is_not_in_the_queue
         outcome_from_another_thread_wakes_the_driver progress_thread_releases_the_lock_and_returns
