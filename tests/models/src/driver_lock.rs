@@ -86,7 +86,7 @@ pub(crate) fn outcome_from_another_thread_wakes_the_driver() {
 /// The progress thread releases the lock for a caller; when the caller is gone, it drives again, and takes events that end no
 /// thread's wait.
 pub(crate) fn progress_thread_releases_the_lock_and_returns() {
-    model(4, || {
+    model(3, || {
         let core = Core::new();
         let progress = progresses(&core);
         let completion = Completion::new();
@@ -115,7 +115,7 @@ pub(crate) fn event_during_release_is_taken() {
 /// The same, when the caller's event comes from the reactor, which reports it once, possibly to a progress thread that has lost
 /// the driver lock.
 pub(crate) fn reactor_event_is_not_lost() {
-    model(3, || {
+    model(2, || {
         let core = Core::new();
         let progress = progresses(&core);
         let completion = Completion::new();
