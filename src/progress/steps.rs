@@ -139,7 +139,7 @@ impl Core {
         let (result, next) = {
             let mut proto = self.proto.lock();
             let result = step(&mut proto);
-            if CORKED.get() == Some(self.identity()) {
+            if self.is_corked() {
                 self.leave_unsent(false);
             } else {
                 collect(self, &mut proto, &mut outputs);
@@ -165,7 +165,7 @@ impl Core {
         let result = {
             let mut proto = self.proto.lock();
             let result = step(&mut proto);
-            let corked = CORKED.get() == Some(self.identity());
+            let corked = self.is_corked();
             let may_wait = proto.may_send_later();
             left = !corked
                 && match may_wait {
@@ -235,9 +235,14 @@ impl Core {
         result
     }
 
+    /// Whether what this thread sends is corked.
+    pub(super) fn is_corked(&self) -> bool {
+        CORKED.get() == Some(self.identity())
+    }
+
     /// Sends what was corked or left unsent.
     pub(crate) fn uncork(&self) {
-        if CORKED.get() == Some(self.identity()) {
+        if self.is_corked() {
             CORKED.set(None);
         }
         if self.unsent.load(Ordering::Relaxed) {

@@ -59,6 +59,8 @@ pub(super) struct Threads {
     jobs: Mutex<VecDeque<Job>>,
     /// `jobs` may hold some.
     has_jobs: AtomicBool,
+    /// A handler of the progress thread waits inside a call of this library: that thread runs no jobs meanwhile.
+    paused: AtomicBool,
     /// The progress thread in `/proc`.
     progress_task: Mutex<Option<PathBuf>>,
     /// The class of the running handler, and its address.
@@ -114,13 +116,17 @@ impl Threads {
         }
     }
 
-    /// Queues a job for the progress thread.
-    pub(super) fn give(&self, core: &Core, job: Job) {
+    /// Queues a job for the progress thread. Returns it where that runs none now.
+    pub(super) fn give(&self, core: &Core, job: Job) -> Option<Job> {
         {
             let mut jobs = self.jobs.lock();
             if core.is_stopping() {
                 drop(jobs);
-                return drop(job);
+                drop(job);
+                return None;
+            }
+            if self.paused.load(Ordering::Relaxed) {
+                return Some(job);
             }
             jobs.push_back(job);
             self.has_jobs.store(true, Ordering::SeqCst);
@@ -130,6 +136,7 @@ impl Threads {
         if let Some(progress) = &*self.progress.lock() {
             progress.wake();
         }
+        None
     }
 
     /// How many jobs wait for the progress thread, and whether it runs one.
@@ -575,7 +582,11 @@ impl Core {
             threads.begin_handling(false, None);
             return HandlerPaused { threads: None };
         }
-        let left = std::mem::take(&mut *threads.jobs.lock());
+        let left = {
+            let mut jobs = threads.jobs.lock();
+            threads.paused.store(true, Ordering::Relaxed);
+            std::mem::take(&mut *jobs)
+        };
         left.into_iter().for_each(|job| self.dispatch(job));
         HandlerPaused { threads: Some(threads) }
     }
@@ -584,6 +595,7 @@ impl Core {
 impl Drop for HandlerPaused<'_> {
     fn drop(&mut self) {
         if let Some(threads) = self.threads {
+            threads.paused.store(false, Ordering::Relaxed);
             threads.begin_handling(false, None);
         }
     }

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::super::calling::CallingHandler;
 use super::{HandlerBase, HandlerError, OwedResponse, Request, RequestHandler, panicked, respond_or_fail, respond_with, text_of};
 use crate::engine::EngineShared;
-use crate::progress::{EngineEnv, Job, JobKind};
+use crate::progress::{EngineEnv, Job, JobKind, poll_task};
 use crate::proto::{Incoming, Placed, RequestId};
 
 /// The handler of an async closure.
@@ -74,7 +74,8 @@ where
             let mut future = DroppedQuietly(future);
             let outcome = poll_fn(|context| {
                 let _calling = CallingHandler::enter(calls.as_deref());
-                let polled = runtime.within(|| response.span.run(|| future.poll(context)));
+                let task = context.waker().data();
+                let polled = poll_task(task, || runtime.within(|| response.span.run(|| future.poll(context))));
                 match polled {
                     Ok(Poll::Pending) => {
                         entry.get_or_insert_with(|| TaskEntry { engine: engine.clone(), id });
@@ -92,7 +93,7 @@ where
         let (class, engine) = (base.class.clone(), base.shared.clone());
         let schedule = move |runnable| {
             if let Some(shared) = engine.upgrade() {
-                shared.core.dispatch(Job::new(&shared.core, JobKind::Task(runnable, class.clone())));
+                shared.core.dispatch_woken(Job::new(&shared.core, JobKind::Task(runnable, class.clone())));
             }
         };
         let (runnable, task) = async_task::spawn(task, schedule);
