@@ -48,6 +48,21 @@ fn define(engine: &Engine) -> calomel::Result<()> {
     define_list::<[f64; 3]>(engine)?;
     define_list::<Particle>(engine)?;
     engine.define("record", |_: &Request, record: Record| record)?;
+    define_relay(engine)
+}
+
+/// A service that asks another one, of the same process, for each of its answers.
+fn define_relay(engine: &Engine) -> calomel::Result<()> {
+    let address = engine.address().to_string();
+    let transport = Transport::ALL.into_iter().find(|transport| address.starts_with(transport.name()));
+    let other = transport.expect("the server listens").server()?;
+    caller::define(&other)?;
+    let to_other = engine.lookup(other.address())?;
+    engine.define_async("relay", move |request: Request, (): ()| {
+        let _kept = &other;
+        let pending = request.engine().procedure::<(), ()>("empty").on(&to_other).start(&());
+        async move { pending.expect("it is open").await.expect("it answers") }
+    })?;
     Ok(())
 }
 
@@ -193,6 +208,13 @@ fn tasks(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller)
     )?;
     let name = format!("{}: {TASKS} tasks that call an async handler", site.name());
     report.add(Figure::new(name, Unit::Rate, &ours).raw("a plain handler", &plain).goal(Goal::SpeedAtLeast(0.83)));
+    let (ours, plain) = interleave(
+        plan,
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "relay", each))),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", each))),
+    )?;
+    let name = format!("{}: {TASKS} tasks that call a handler which calls another service", site.name());
+    report.add(Figure::new(name, Unit::Rate, &ours).raw("a plain handler", &plain).goal(Goal::SpeedAtLeast(0.25)));
     Ok(())
 }
 

@@ -46,8 +46,7 @@ use crate::{Address, Error, Result, Transport};
 pub(crate) use completion::{Completion, OperationOutcome, wait_any, wake_quietly};
 pub(crate) use failure::error_of;
 pub(crate) use own_completion::OwnCompletion;
-pub(crate) use polls::poll_task;
-pub(crate) use steps::REFUSED_BY_FILTER;
+pub(crate) use steps::{REFUSED_BY_FILTER, poll_task};
 pub use workers::ThreadsDump;
 pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers, nanos};
@@ -373,18 +372,20 @@ impl Core {
         match &job.class().pool {
             Some(pool) => pool.clone().push(job),
             None if self.handlers_inline || self.is_external() && job.is_timer() => {
-                self.threads.give(self, job);
+                let left = self.threads.give(self, job);
+                debug_assert!(left.is_none(), "no handler pauses such a thread");
             }
             None => self.workers.push(job),
         }
     }
 
-    /// Gives the task of an async handler, which has been woken, to the progress thread, as if it were a request, or to other threads where
-    /// requests would go to these. To wake a thread takes longer than most polls.
+    /// Gives the task of an async handler, which has been woken, to the progress thread, as if that had received a request; or to other
+    /// threads, where they would run the handler of such a request. To wake a thread for each task takes longer than most polls.
     pub(crate) fn dispatch_woken(&self, job: Job) {
         let class = job.class();
-        let short = class.pool.is_none() && !class.is_slow() && !self.is_external();
-        if let Some(job) = if short { self.threads.give(self, job) } else { Some(job) } {
+        let is_short = class.pool.is_none() && !class.is_slow() && !self.is_external();
+        let left = if is_short { self.threads.give(self, job) } else { Some(job) };
+        if let Some(job) = left {
             self.dispatch(job);
         }
     }

@@ -25,7 +25,6 @@
 //! A future may be polled once and kept, as a branch of `select!` is. So an operation that is polled twice while the leader is not
 //! polled takes its place; the first that find a leader which does not drive ask to be polled again.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -158,19 +157,6 @@ impl Misses {
         self.skip.store(skips.saturating_sub(1), Ordering::Relaxed);
         skips > 0
     }
-}
-
-thread_local! {
-    /// Identifies the task of an async handler that is polled on this thread, by the data of its waker; null for none.
-    static POLLED_TASK: Cell<*const ()> = const { Cell::new(std::ptr::null()) };
-}
-
-/// Polls the task of an async handler, whose waker has this data. Where the poll blocks its thread for a future, that has another waker.
-pub(crate) fn poll_task<R>(task: *const (), poll: impl FnOnce() -> R) -> R {
-    let outer = POLLED_TASK.replace(task);
-    let polled = poll();
-    POLLED_TASK.set(outer);
-    polled
 }
 
 fn address(operation: &Completion) -> usize {
@@ -432,8 +418,7 @@ impl Core {
         } else if holder.is_none() {
             self.threads.take_over();
         }
-        // The poll of a handler's task returns to the batch of jobs that it belongs to, which sends what they have queued.
-        if !(self.is_corked() && POLLED_TASK.get() == waker.data()) {
+        if !self.is_corked_for(waker) {
             self.uncork();
         }
         false

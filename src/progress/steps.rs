@@ -10,6 +10,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Waker;
 use std::time::Instant;
 
 use slotmap::Key;
@@ -40,6 +41,16 @@ thread_local! {
     static PENDING: RefCell<Vec<PendingOutputs>> = const { RefCell::new(Vec::new()) };
     /// The engine whose frames are corked on this thread, to go out together.
     static CORKED: Cell<Option<usize>> = const { Cell::new(None) };
+    /// The task of an async handler that is polled on this thread, by the data of its waker; null for none.
+    static POLLED_TASK: Cell<*const ()> = const { Cell::new(std::ptr::null()) };
+}
+
+/// Polls the task of an async handler, whose waker has this data.
+pub(crate) fn poll_task<R>(task: *const (), poll: impl FnOnce() -> R) -> R {
+    let outer = POLLED_TASK.replace(task);
+    let polled = poll();
+    POLLED_TASK.set(outer);
+    polled
 }
 
 /// The largest capacity that is kept, in outputs.
@@ -236,8 +247,15 @@ impl Core {
     }
 
     /// Whether what this thread sends is corked.
-    pub(super) fn is_corked(&self) -> bool {
+    fn is_corked(&self) -> bool {
         CORKED.get() == Some(self.identity())
+    }
+
+    /// Whether what this thread sends stays corked after a poll with this waker has found its operation in progress: the poll belongs to a
+    /// handler's task, and returns to the batch of jobs, which sends all. One of a future for which the thread blocks has another waker.
+    /// If the task does not return soon, another progress thread sends it; beside an event loop there is none.
+    pub(super) fn is_corked_for(&self, waker: &Waker) -> bool {
+        self.is_corked() && POLLED_TASK.get() == waker.data() && !self.is_external()
     }
 
     /// Sends what was corked or left unsent.

@@ -19,7 +19,7 @@ use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::drive::{DriveEnd, DriveGoal};
 #[cfg(test)]
 use super::steps::PendingOutputs;
-use super::workers::{HandlerClass, Job};
+use super::workers::{HandlerClass, Job, nanos};
 use super::{Core, Service};
 use crate::{Error, Result};
 
@@ -45,6 +45,8 @@ const ASLEEP: u8 = 2;
 /// Most jobs that run one after the other before the engine drives again: an async handler that wakes itself is one job after
 /// the other.
 pub(super) const MAX_JOBS: u32 = 256;
+/// After so long the thread that runs jobs drives again: those that wake themselves or each other leave some for ever.
+const MAX_BATCH: Duration = Duration::from_micros(200);
 /// How long `stop` waits for a progress thread: one that takes longer is blocked by a handler.
 const GRACE: Duration = Duration::from_millis(50);
 
@@ -59,7 +61,7 @@ pub(super) struct Threads {
     jobs: Mutex<VecDeque<Job>>,
     /// `jobs` may hold some.
     has_jobs: AtomicBool,
-    /// A handler of the progress thread waits inside a call of this library: that thread runs no jobs meanwhile.
+    /// A handler of the progress thread waits inside a call of this library, or there is no such thread: it runs no jobs meanwhile.
     paused: AtomicBool,
     /// The progress thread in `/proc`.
     progress_task: Mutex<Option<PathBuf>>,
@@ -282,6 +284,7 @@ fn spawn_progress(core: &Arc<Core>, generation: u64) -> io::Result<()> {
 fn progress(core: &Core, generation: u64) {
     with_sleeper(|sleeper| {
         *core.threads.progress.lock() = Some(sleeper.waiter.clone());
+        core.threads.paused.store(false, Ordering::Relaxed);
         *core.threads.progress_task.lock() = std::fs::read_link("/proc/thread-self").ok();
         let is_current = || core.threads.generation.load(Ordering::SeqCst) == generation && !core.is_stopping();
         let mut looks = Looks::default();
@@ -325,13 +328,14 @@ enum LockState {
     Replaced,
 }
 
-/// Releases the driver lock when the progress thread unwinds: callers then drive by themselves.
+/// Releases the driver lock when the progress thread unwinds: callers then drive by themselves, and other threads run the jobs.
 struct ReleaseOnPanic<'a>(&'a Core);
 
 impl Drop for ReleaseOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.driver_lock.release_as_progress();
+            self.0.leave_jobs_to_others();
         }
     }
 }
@@ -403,6 +407,7 @@ fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, looks: &mut Looks) -> boo
 fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut lock: LockState) -> LockState {
     let threads = &core.threads;
     let mut ran = 0;
+    let begun = core.pacer.nanos();
     let mut cork = Cork::default();
     let mut next = first.map(|job| (job, false));
     while let Some((job, more)) = next.take().or_else(|| threads.next_job()) {
@@ -431,7 +436,7 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
             core.driver_lock.release_as_progress();
             lock = LockState::ReleasedForCaller;
         }
-        if !is_current() || ran >= MAX_JOBS {
+        if !is_current() || ran >= MAX_JOBS || core.pacer.nanos().saturating_sub(begun) >= nanos(MAX_BATCH) {
             break;
         }
     }
@@ -455,6 +460,9 @@ impl Core {
         let ended = if more { self.corked(|| job.run(began, waited)) } else { job.run(began, waited) };
         self.pacer.note(ended);
         if !more {
+            // Jobs that this one has made may follow. What is corked does not wait for them.
+            self.uncork();
+            *cork = Cork::default();
             return;
         }
         // The first answers of a long batch must not wait for the last.
@@ -519,6 +527,7 @@ fn replace(core: &Arc<Core>, handling: u64) {
     tracing::debug!(target: "calomel::progress", generation, "a handler blocks; another progress thread takes over");
     if let Err(error) = spawn_progress(core, generation) {
         tracing::error!(target: "calomel::progress", %error, "can't start another progress thread");
+        core.leave_jobs_to_others();
     }
 }
 
@@ -567,6 +576,19 @@ impl Core {
         }
     }
 
+    /// The progress thread runs no jobs for now: those that wait for it go to handler threads, if there are any.
+    fn leave_jobs_to_others(&self) {
+        if self.handlers_inline {
+            return;
+        }
+        let left = {
+            let mut jobs = self.threads.jobs.lock();
+            self.threads.paused.store(true, Ordering::Relaxed);
+            std::mem::take(&mut *jobs)
+        };
+        left.into_iter().for_each(|job| self.dispatch(job));
+    }
+
     /// Lets the handler that this thread runs wait, if it runs one as a progress thread.
     pub(super) fn pause_handler(&self) -> HandlerPaused<'_> {
         self.pass_on_jobs_of_loop();
@@ -582,12 +604,7 @@ impl Core {
             threads.begin_handling(false, None);
             return HandlerPaused { threads: None };
         }
-        let left = {
-            let mut jobs = threads.jobs.lock();
-            threads.paused.store(true, Ordering::Relaxed);
-            std::mem::take(&mut *jobs)
-        };
-        left.into_iter().for_each(|job| self.dispatch(job));
+        self.leave_jobs_to_others();
         HandlerPaused { threads: Some(threads) }
     }
 }
@@ -640,7 +657,7 @@ impl Core {
         self.with_proto(|_| ());
     }
 
-    /// Polls the transports once, and the reactor if `at_reactor`, and runs the handlers of what has arrived.
+    /// Polls the transports once, and the reactor if `at_reactor`, and runs the handlers of what has arrived, without the driver lock.
     pub(crate) fn turn(&self, at_reactor: bool) {
         assert!(self.driver_lock.try_acquire_as_progress(), "another thread drives");
         let mut jobs = Vec::new();
@@ -650,6 +667,8 @@ impl Core {
         let goal =
             DriveGoal { stop: &|| true, announce: &|_| true, deadline: None, progress: true, until_event: false, brief: false };
         self.drive(&mut jobs, &goal);
+        self.driver_lock.release_as_progress();
+        jobs.extend(self.threads.take_jobs());
         let mut jobs = jobs.into_iter().peekable();
         while let Some(job) = jobs.next() {
             let waited = job.waited(self.pacer.nanos());
@@ -662,7 +681,6 @@ impl Core {
             // Begun and ended: the watcher, which would start another progress thread, does not see it run.
             self.threads.handling.fetch_add(2, Ordering::SeqCst);
         }
-        self.driver_lock.release_as_progress();
     }
 
     /// Whether the progress thread has been told to take over since this was last asked.

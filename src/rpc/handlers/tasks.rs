@@ -1,9 +1,9 @@
-//! Handlers of async closures: tasks that the engine's handler threads run.
+//! Handlers of async closures: tasks, whose polls are jobs as requests are.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
 
 use serde::Serialize;
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::super::calling::CallingHandler;
 use super::{HandlerBase, HandlerError, OwedResponse, Request, RequestHandler, panicked, respond_or_fail, respond_with, text_of};
 use crate::engine::EngineShared;
-use crate::progress::{EngineEnv, Job, JobKind, poll_task};
+use crate::progress::{EngineEnv, HandlerClass, Job, JobKind, poll_task};
 use crate::proto::{Incoming, Placed, RequestId};
 
 /// The handler of an async closure.
@@ -53,6 +53,8 @@ where
     F: Fn(Request, A) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = T> + Send + 'static,
 {
+    // The first polls may be quick, and those that follow not.
+    let class_of_woken = OnceLock::new();
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Placed<Incoming<EngineEnv>>| {
         let mut slot = (None, None);
         base.decode::<A>(shared, incoming, &mut slot);
@@ -90,7 +92,8 @@ where
             // Before the task leaves the table.
             drop(response);
         };
-        let (class, engine) = (base.class.clone(), base.shared.clone());
+        let class = class_of_woken.get_or_init(|| HandlerClass::in_pool(base.class.pool.clone())).clone();
+        let engine = base.shared.clone();
         let schedule = move |runnable| {
             if let Some(shared) = engine.upgrade() {
                 shared.core.dispatch_woken(Job::new(&shared.core, JobKind::Task(runnable, class.clone())));

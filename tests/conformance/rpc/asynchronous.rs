@@ -2,12 +2,13 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{BulkMode, Error, Request};
+use calomel::{BulkMode, Error, Pending, Request};
 
 use crate::assert_error;
 use crate::support::{BOUND, Net, Pair, patience, pattern};
@@ -259,8 +260,108 @@ fn async_handler_that_panics_fails_its_call(net: &Net) {
     }
 }
 
+fn compute(time: Duration) {
+    let begun = Instant::now();
+    while begun.elapsed() < time {}
+}
+
+/// Requests are received between its polls, all of which are quick.
+fn future_that_wakes_itself_and_computes_holds_up_no_requests(net: &Net) {
+    let pair = net.pair();
+    let polls = Arc::new(AtomicUsize::new(0));
+    let ended = Arc::new(AtomicBool::new(false));
+    let (count, stop) = (polls.clone(), ended.clone());
+    pair.server
+        .define_async("computes", move |_: Request, ()| {
+            let (count, stop) = (count.clone(), stop.clone());
+            std::future::poll_fn(move |context| {
+                compute(Duration::from_micros(50));
+                count.fetch_add(1, Ordering::Relaxed);
+                context.waker().wake_by_ref();
+                if stop.load(Ordering::Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+            })
+        })
+        .unwrap();
+    pair.server.define("quick", |_: &calomel::Request, ()| ()).unwrap();
+    let quick = pair.client.procedure::<(), ()>("quick").on(&pair.to_server);
+    let pending = pair.client.procedure::<(), ()>("computes").on(&pair.to_server).start(&()).unwrap();
+    let mut waited: Vec<_> = (0..101)
+        .map(|_| {
+            let before = polls.load(Ordering::Relaxed);
+            quick.call(&()).unwrap();
+            polls.load(Ordering::Relaxed) - before
+        })
+        .collect();
+    ended.store(true, Ordering::Relaxed);
+    pending.wait().unwrap();
+    waited.sort_unstable();
+    assert!(waited[80] <= 128, "polls while a request waits: {waited:?}");
+}
+
+/// To wake another thread for each of them would take longer than most of these polls.
+fn handler_that_is_woken_goes_on_where_requests_are_handled(net: &Net) {
+    let (back, pair) = (net.server(), net.pair());
+    back.define("plus", |_: &Request, n: u32| n + 1).unwrap();
+    let to_back = pair.server.lookup(back.address()).unwrap();
+    let plus = pair.server.procedure::<u32, u32>("plus").on(to_back);
+    pair.server
+        .define_async("gateway", move |_: Request, long: bool| {
+            let pending = plus.start(&1);
+            async move {
+                assert_eq!(pending.unwrap().await.unwrap(), 2);
+                if long {
+                    compute(Duration::from_micros(300));
+                }
+                thread::current().name().unwrap_or_default().to_owned()
+            }
+        })
+        .unwrap();
+    let gateway = pair.client.procedure::<bool, String>("gateway").on(&pair.to_server);
+    for (long, expected) in [(false, "calomel-progress"), (true, "calomel-handler")] {
+        let mut found = 0;
+        crate::support::eventually(expected, || {
+            found += usize::from(gateway.call(&long).unwrap() == expected);
+            found == 8
+        });
+    }
+}
+
+/// The progress thread waits inside a handler, for what a woken one is to answer.
+fn handler_that_waits_does_not_keep_those_that_are_woken(net: &Net) {
+    let pair = net.pair();
+    let (server, client) = (&pair.server, &pair.client);
+    client.define("leaf", |_: &Request, n: u32| n + 1).unwrap();
+    server
+        .define_async("inner", |request: Request, n: u32| {
+            let pending = request.engine().procedure::<u32, u32>("leaf").on(request.endpoint()).start(&n);
+            async move { pending.unwrap().await.unwrap() }
+        })
+        .unwrap();
+    let inner = client.procedure::<u32, u32>("inner").on(&pair.to_server);
+    client
+        .define("many", move |_: &Request, n: u32| {
+            let pendings: Vec<_> = (0..n).map(|i| inner.start(&i).unwrap()).collect();
+            Pending::wait_all(pendings).into_iter().map(Result::unwrap).sum::<u32>()
+        })
+        .unwrap();
+    // Each is new, so its first call is handled by the progress thread.
+    for n in 0..20 {
+        let name = format!("outer {n}");
+        server
+            .define(&name, |request: &Request, n: u32| {
+                let many = request.engine().procedure::<u32, u32>("many").on(request.endpoint());
+                many.timeout(BOUND / 4).call(&n).unwrap()
+            })
+            .unwrap();
+        assert_eq!(client.procedure::<u32, u32>(&name).on(&pair.to_server).call(&n).unwrap(), n * (n + 1) / 2);
+    }
+}
+
 suite![
     async_handler_answers,
+    future_that_wakes_itself_and_computes_holds_up_no_requests,
+    handler_that_is_woken_goes_on_where_requests_are_handled,
+    handler_that_waits_does_not_keep_those_that_are_woken,
     a_thousand_waiting_handlers_need_no_threads,
     an_async_handler_awaits_calls_to_its_caller,
     an_async_handler_awaits_transfers,

@@ -145,6 +145,9 @@ impl Core {
     }
 
     fn uncork(&self) {}
+    fn is_corked_for(&self, _: &std::task::Waker) -> bool {
+        false
+    }
     fn uncork_unless_forked(&self) {}
     fn is_forked(&self) -> bool {
         false

@@ -8,9 +8,12 @@ mod small;
 mod work;
 
 use std::collections::HashSet;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, LazyLock};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
@@ -693,6 +696,50 @@ fn calls_that_are_started_beside_a_leader_wait_for_its_next_poll() -> crate::Res
                 far.turn(true);
                 core.turn(true);
                 poll_once(&mut pending).0
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What async handlers start goes out with what the others of their batch start. Not so before a poll that may block the thread: the
+/// future has another waker then.
+#[test]
+fn calls_of_async_handlers_leave_with_their_batch() -> crate::Result<()> {
+    for address in ["loop://", "tcp://127.0.0.1:0"] {
+        let (back, front, client) = (echo_at(address)?.0, echo_at(address)?.0, echo_at("loop://")?.1);
+        let echo = front.procedure::<u64, u64>("echo").on(front.lookup(back.address())?);
+        echo.call(&0)?;
+        let (left, core) = (Arc::new(std::sync::Mutex::new(Vec::new())), front.by_hand());
+        if core.held_calls().is_none() {
+            return Ok(());
+        }
+        let (lefts, engine) = (left.clone(), core.clone());
+        front.define_async("gateway", move |_: crate::Request, blocks: bool| {
+            let (echo, lefts, engine) = (echo.clone(), lefts.clone(), engine.clone());
+            async move {
+                let mut pending = echo.start(&7).unwrap();
+                let mut is_ready = |context: &mut std::task::Context<'_>| Pin::new(&mut pending).poll(context).is_ready();
+                if blocks {
+                    assert!(!poll_once(&mut pending).0);
+                } else {
+                    assert!(!poll_fn(|context| Poll::Ready(is_ready(context))).await);
+                }
+                lefts.lock().unwrap().push(engine.held_calls().unwrap().0);
+                pending.await.unwrap()
+            }
+        })?;
+        let gateway = client.procedure::<bool, u64>("gateway").on(client.lookup(front.address())?);
+        for (blocks, expected) in [(false, [true, false]), (true, [false, false])] {
+            let mut pendings = [gateway.start(&blocks)?, gateway.start(&false)?];
+            repeat_until(|| {
+                core.turn(true);
+                left.lock().unwrap().len() == 2
+            });
+            assert_eq!(std::mem::take(&mut *left.lock().unwrap()), expected, "{address}");
+            repeat_until(|| {
+                core.turn(true);
+                pendings.iter_mut().all(|pending| poll_once(pending).0)
             });
         }
     }
