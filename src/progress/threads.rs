@@ -45,7 +45,7 @@ const ASLEEP: u8 = 2;
 /// Most jobs that run one after the other before the engine drives again: an async handler that wakes itself is one job after
 /// the other.
 pub(super) const MAX_JOBS: u32 = 256;
-/// After so long the thread that runs jobs drives again: those that wake themselves or each other leave some for ever.
+/// After so long the thread that runs jobs drives again: tasks that wake themselves or each other would else keep it from that.
 const MAX_BATCH: Duration = Duration::from_micros(200);
 /// How long `stop` waits for a progress thread: one that takes longer is blocked by a handler.
 const GRACE: Duration = Duration::from_millis(50);
