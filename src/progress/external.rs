@@ -28,8 +28,8 @@ use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::drive::DriveGoal;
 use super::driver_lock::Acquired;
 use super::signal::{Counter, Signal};
-use super::threads::{Cork, MAX_JOBS};
-use super::workers::Job;
+use super::threads::{Cork, MAX_BATCH, MAX_JOBS};
+use super::workers::{Job, nanos};
 use crate::deferred_log::defer;
 
 /// Most rounds of polling that found something, of one call: then the other sources of the event loop get their turn.
@@ -278,6 +278,7 @@ impl Core {
         }
         let outer = RUNS_JOBS_OF.replace(self.identity());
         let mut cork = Cork::default();
+        let begun = self.pacer.note(Instant::now());
         for _ in 0..MAX_JOBS {
             let Some((job, more)) = self.threads.next_job() else { break };
             if !self.runs_inline(&job) {
@@ -286,6 +287,9 @@ impl Core {
             }
             let began = self.pacer.read_clock();
             self.run_job(job, began, more, &mut cork);
+            if self.pacer.nanos().saturating_sub(begun) >= nanos(MAX_BATCH) {
+                break;
+            }
         }
         RUNS_JOBS_OF.set(outer);
         self.uncork();

@@ -255,7 +255,8 @@ impl Core {
     /// handler's task, and returns to the batch of jobs, which sends all. One of a future for which the thread blocks has another waker.
     /// If the task does not return soon, another progress thread sends it; beside an event loop there is none.
     pub(super) fn is_corked_for(&self, waker: &Waker) -> bool {
-        self.is_corked() && POLLED_TASK.get() == waker.data() && !self.is_external()
+        let task = POLLED_TASK.get();
+        self.is_corked() && !task.is_null() && task == waker.data() && !self.is_external()
     }
 
     /// Sends what was corked or left unsent.

@@ -46,7 +46,7 @@ const ASLEEP: u8 = 2;
 /// the other.
 pub(super) const MAX_JOBS: u32 = 256;
 /// After so long the thread that runs jobs drives again: tasks that wake themselves or each other would else keep it from that.
-const MAX_BATCH: Duration = Duration::from_micros(200);
+pub(super) const MAX_BATCH: Duration = Duration::from_micros(200);
 /// How long `stop` waits for a progress thread: one that takes longer is blocked by a handler.
 const GRACE: Duration = Duration::from_millis(50);
 
@@ -407,9 +407,13 @@ fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, looks: &mut Looks) -> boo
 fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut lock: LockState) -> LockState {
     let threads = &core.threads;
     let mut ran = 0;
-    let begun = core.pacer.nanos();
     let mut cork = Cork::default();
-    let mut next = first.map(|job| (job, false));
+    let mut next = first.map(|job| (job, false)).or_else(|| threads.next_job());
+    if next.as_ref().is_some_and(|(job, _)| lock != LockState::Holding || job.is_task()) {
+        // The thread may have slept; and a task is often woken at the end of a transfer, by the poll that has copied the last of it.
+        core.pacer.read_clock();
+    }
+    let begun = core.pacer.nanos();
     while let Some((job, more)) = next.take().or_else(|| threads.next_job()) {
         if job.class().pool.is_some() || (job.class().is_slow() && !core.handlers_inline) {
             core.dispatch(job);

@@ -203,6 +203,10 @@ impl Job {
         self.work.as_ref().map_or(&TIMER_CLASS, JobKind::class)
     }
 
+    pub(super) fn is_task(&self) -> bool {
+        matches!(self.work, Some(JobKind::Task(..)))
+    }
+
     pub(super) fn is_timer(&self) -> bool {
         matches!(self.work, Some(JobKind::Run(_)))
     }

@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, LazyLock};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
@@ -714,12 +714,19 @@ fn calls_of_async_handlers_leave_with_their_batch() -> crate::Result<()> {
         if core.held_calls().is_none() {
             return Ok(());
         }
+        let (call, lefts, engine) = (echo.clone(), left.clone(), core.clone());
+        front.define("plain", move |_: &Request, _: bool| {
+            let mut pending = call.start(&7).unwrap();
+            assert!(Pin::new(&mut pending).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            lefts.lock().unwrap().push(engine.held_calls().unwrap().0);
+            7u64
+        })?;
         let (lefts, engine) = (left.clone(), core.clone());
         front.define_async("gateway", move |_: crate::Request, blocks: bool| {
             let (echo, lefts, engine) = (echo.clone(), lefts.clone(), engine.clone());
             async move {
                 let mut pending = echo.start(&7).unwrap();
-                let mut is_ready = |context: &mut std::task::Context<'_>| Pin::new(&mut pending).poll(context).is_ready();
+                let mut is_ready = |context: &mut Context<'_>| Pin::new(&mut pending).poll(context).is_ready();
                 if blocks {
                     assert!(!poll_once(&mut pending).0);
                 } else {
@@ -729,17 +736,22 @@ fn calls_of_async_handlers_leave_with_their_batch() -> crate::Result<()> {
                 pending.await.unwrap()
             }
         })?;
-        let gateway = client.procedure::<bool, u64>("gateway").on(client.lookup(front.address())?);
-        for (blocks, expected) in [(false, [true, false]), (true, [false, false])] {
-            let mut pendings = [gateway.start(&blocks)?, gateway.start(&false)?];
+        let to_front = client.lookup(front.address())?;
+        let gateway = client.procedure::<bool, u64>("gateway").on(&to_front);
+        for (name, blocks, expected) in
+            [("gateway", false, [true, false]), ("gateway", true, [false, false]), ("plain", true, [false, false])]
+        {
+            let first = client.procedure::<bool, u64>(name).on(&to_front);
+            let mut pendings = vec![first.start(&blocks)?, gateway.start(&false)?];
             repeat_until(|| {
                 core.turn(true);
                 left.lock().unwrap().len() == 2
             });
-            assert_eq!(std::mem::take(&mut *left.lock().unwrap()), expected, "{address}");
+            assert_eq!(std::mem::take(&mut *left.lock().unwrap()), expected, "{address}, {name}");
             repeat_until(|| {
                 core.turn(true);
-                pendings.iter_mut().all(|pending| poll_once(pending).0)
+                pendings.retain_mut(|pending| !poll_once(pending).0);
+                pendings.is_empty()
             });
         }
     }
