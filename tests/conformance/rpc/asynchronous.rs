@@ -282,7 +282,7 @@ fn future_that_wakes_itself_and_computes_holds_up_no_requests(net: &Net) {
             })
         })
         .unwrap();
-    pair.server.define("quick", |_: &calomel::Request, ()| ()).unwrap();
+    pair.server.define("quick", |_: &Request, ()| ()).unwrap();
     let quick = pair.client.procedure::<(), ()>("quick").on(&pair.to_server);
     let pending = pair.client.procedure::<(), ()>("computes").on(&pair.to_server).start(&()).unwrap();
     let mut waited: Vec<_> = (0..101)

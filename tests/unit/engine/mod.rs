@@ -722,7 +722,7 @@ fn calls_of_async_handlers_leave_with_their_batch() -> crate::Result<()> {
             7u64
         })?;
         let (lefts, engine) = (left.clone(), core.clone());
-        front.define_async("gateway", move |_: crate::Request, blocks: bool| {
+        front.define_async("gateway", move |_: Request, blocks: bool| {
             let (echo, lefts, engine) = (echo.clone(), lefts.clone(), engine.clone());
             async move {
                 let mut pending = echo.start(&7).unwrap();
