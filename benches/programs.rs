@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use calomel::{Call, Engine, Procedure, Request};
+use calomel::{Bulk, BulkMode, Call, Engine, Procedure, Request};
 use common::{
     Outcome, Plan, Site, Transport, alone,
     caller::{self, Caller},
@@ -48,6 +48,11 @@ fn define(engine: &Engine) -> calomel::Result<()> {
     define_list::<[f64; 3]>(engine)?;
     define_list::<Particle>(engine)?;
     engine.define("record", |_: &Request, record: Record| record)?;
+    let pool = engine.buffer_pool(LIST, TASKS);
+    engine.define("pull", move |request: &Request, remote: Bulk| {
+        let mut buffer = pool.take_timeout(Duration::from_secs(10)).expect("as many as there are callers");
+        remote.on(request.endpoint()).pull_into(&mut buffer[..]).expect("it is exposed");
+    })?;
     define_relay(engine)
 }
 
@@ -58,6 +63,8 @@ fn define_relay(engine: &Engine) -> calomel::Result<()> {
     let other = transport.expect("the server listens").server()?;
     caller::define(&other)?;
     let to_other = engine.lookup(other.address())?;
+    let empty = engine.procedure::<(), ()>("empty").on(&to_other);
+    engine.define("blocking relay", move |_: &Request, (): ()| empty.call(&()).expect("it answers"))?;
     engine.define_async("relay", move |request: Request, (): ()| {
         let _kept = &other;
         let pending = request.engine().procedure::<(), ()>("empty").on(&to_other).start(&());
@@ -190,31 +197,43 @@ fn tasks(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller)
     report.add(Figure::new(name, Unit::Time, &ours).raw("beside none", &plain).goal(Goal::TimeAtMost(1.0)));
     let count = plan.count(60_000);
     for (what, runtime, _) in runtimes {
-        let ours = alone(plan, |samples| rate(count, TASKS, samples, |each| on(runtime, all_at_once(site, "empty", each))))?;
+        let ours = alone(plan, |samples| rate(count, TASKS, samples, |each| on(runtime, all_at_once(site, "empty", &(), each))))?;
         let name = format!("{}: {TASKS} tasks that call, {what}", site.name());
         report.add(Figure::new(name, Unit::Rate, &ours).goal(Goal::PerSecond(goals(site.transport).1)));
     }
     let (ours, plain) = interleave(
         plan,
         |samples| rate(count, TASKS, samples, |each| on(&current_thread, joined(site, each))),
-        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", each))),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", &(), each))),
     )?;
     let name = format!("{}: {TASKS} calls at a time that a task joins", site.name());
     report.add(Figure::new(name, Unit::Rate, &ours).raw("as many tasks", &plain).goal(Goal::SpeedAtLeast(0.8)));
     let (ours, plain) = interleave(
         plan,
-        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty async", each))),
-        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", each))),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty async", &(), each))),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", &(), each))),
     )?;
     let name = format!("{}: {TASKS} tasks that call an async handler", site.name());
     report.add(Figure::new(name, Unit::Rate, &ours).raw("a plain handler", &plain).goal(Goal::SpeedAtLeast(0.83)));
+    for (handler, what, goal) in [("relay", "awaits a call of", 0.25), ("blocking relay", "blocks in a call of", 0.1)] {
+        let (ours, plain) = interleave(
+            plan,
+            |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, handler, &(), each))),
+            |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", &(), each))),
+        )?;
+        let name = format!("{}: {TASKS} tasks that call a handler which {what} another service", site.name());
+        report.add(Figure::new(name, Unit::Rate, &ours).raw("a plain handler", &plain).goal(Goal::SpeedAtLeast(goal)));
+    }
+    let data = site.client.expose(vec![1u8; LIST], BulkMode::ReadWrite)?;
+    let pull = site.client.procedure::<Bulk, ()>("pull").on(&site.peer);
+    let count = plan.count(6000);
     let (ours, plain) = interleave(
         plan,
-        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "relay", each))),
-        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", each))),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "pull", &data.bulk(), each))),
+        |samples| rate(count, 1, samples, |each| Ok((0..each).try_for_each(|_| pull.call(&data.bulk()))?)),
     )?;
-    let name = format!("{}: {TASKS} tasks that call a handler which calls another service", site.name());
-    report.add(Figure::new(name, Unit::Rate, &ours).raw("a plain handler", &plain).goal(Goal::SpeedAtLeast(0.25)));
+    let name = format!("{}: {TASKS} tasks that call a handler which pulls 64 KiB", site.name());
+    report.add(Figure::new(name, Unit::Rate, &ours).raw("one thread", &plain).goal(Goal::SpeedAtLeast(1.0)));
     Ok(())
 }
 
@@ -284,14 +303,17 @@ fn spawned(runtime: &Runtime, count: usize, samples: &mut Vec<f64>, beside: Opti
     Ok(())
 }
 
-async fn all_at_once(site: &Site<'_>, name: &str, each: usize) -> calomel::Result<()> {
-    let call = site.client.procedure::<(), ()>(name).on(&site.peer);
+async fn all_at_once<A>(site: &Site<'_>, name: &str, arguments: &A, each: usize) -> calomel::Result<()>
+where
+    A: Serialize + Clone + Send + Sync + 'static,
+{
+    let call = site.client.procedure::<A, ()>(name).on(&site.peer);
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
-        let call = call.clone();
+        let (call, arguments) = (call.clone(), arguments.clone());
         tasks.spawn(async move {
             for _ in 0..each {
-                call.start(&())?.await?;
+                call.start(&arguments)?.await?;
             }
             calomel::Result::Ok(())
         });

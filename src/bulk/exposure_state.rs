@@ -13,7 +13,7 @@ use crate::sync::{Condvar, Mutex};
 use super::mode::ExposeMode;
 use crate::deferred_log;
 use crate::memory::Region;
-use crate::progress::{Blocking, Core, CreatorProcess, RemoteKeys, wake_quietly};
+use crate::progress::{Awaited, Blocking, Core, CreatorProcess, RemoteKeys, wake_quietly};
 use crate::proto::PeerId;
 use crate::{Address, Error, Result};
 
@@ -227,7 +227,7 @@ impl Released {
             }
             // It is not woken when another thread receives the last one, so it looks from time to time.
             let next = deadline.map_or(now + POLL, |deadline| deadline.min(now + POLL));
-            core.wait(&|| self.is_released(), &|_| true, Some(next));
+            core.wait(&|| self.is_released(), &|_| true, Some(next), Awaited::Other);
         }
         let _blocking = Blocking::enter();
         let mut state = leases.state.lock();

@@ -9,7 +9,9 @@ use super::descriptor::Bulk;
 use super::exposed::{Exposed, ExposedSlice};
 use crate::engine::{Endpoint, Engine, EngineShared, MonitoredTransfer, deadline};
 use crate::memory::{self, BorrowedRegion, Buffer, CopyOutcome, CopyPath, Element, ReadElement, Slice, Writable, WritableBuffer};
-use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, OwnCompletion, REFUSED_BY_FILTER, error_of, nanos};
+use crate::progress::{
+    Awaited, Completion, Copying, EngineEnv, OperationOutcome, OwnCompletion, REFUSED_BY_FILTER, error_of, nanos,
+};
 use crate::proto::{Failure, PeerTag, Proto, Remote, TransferDirection, TransferId};
 use crate::transport::interfaces::in_own_networks;
 use crate::{Address, Error, Result};
@@ -322,14 +324,14 @@ impl RemoteBulk {
             StartedTransfer::InProgress(id) => id,
         };
         let core = &self.shared().core;
-        if !completion.wait(core, Some(deadline(Instant::now(), self.timeout))) {
+        if !completion.wait(core, Some(deadline(Instant::now(), self.timeout)), Awaited::Transfer) {
             // Without effect if the transfer has ended at the last moment.
             core.exec(|proto| proto.abandon_transfer(id, Failure::Timeout));
             local.region.fence();
             if let Err(error) = self.shared().check_may_wait(|| what(pull, len)) {
                 return (Err(error), None);
             }
-            completion.wait(core, None);
+            completion.wait(core, None, Awaited::Other);
         }
         let (result, ended) = match completion.take() {
             Some(OperationOutcome::Transferred(result, ended)) => (result, ended),

@@ -10,7 +10,7 @@ use super::exposed::{Exposed, ExposedSlice};
 use super::remote::{RemoteBulk, StartedTransfer, TransferBeginning};
 use crate::Result;
 use crate::memory::{BorrowedSlice, Buffer, Element, ReadElement, Slice, Writable};
-use crate::progress::{OperationOutcome, OwnCompletion, wait_any};
+use crate::progress::{Awaited, OperationOutcome, OwnCompletion, wait_any};
 use crate::proto::{Failure, TransferId};
 
 /// Polls drive for transfers of at most so many bytes: for longer ones that means to copy, which takes longer than a poll may.
@@ -198,7 +198,7 @@ impl<B: Buffer, L: TransferBuffer> Transfer<B, L> {
         if let TransferState::InProgress(completion, _) = &self.state
             && !self.is_forked()
         {
-            completion.wait(&self.remote.shared().core, None);
+            completion.wait(&self.remote.shared().core, None, Awaited::Transfer);
         }
         self.finish()
     }

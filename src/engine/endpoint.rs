@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Engine, EngineShared, completed, deadline};
-use crate::progress::{EngineEnv, OperationOutcome, OwnCompletion, error_of};
+use crate::progress::{Awaited, EngineEnv, OperationOutcome, OwnCompletion, error_of};
 use crate::proto::{Answer, Body, CallId, Failure, LinkId, PeerId, PeerTag, Placed, Question};
 use crate::{Address, Error, MessageSide, Result, Transport};
 
@@ -172,7 +172,7 @@ impl Endpoint {
     /// Asks the peer, and waits for the answer.
     fn ask(&self, question: Question, what: &'static str, timeout: Duration) -> Result<Placed<Answer<EngineEnv>>> {
         let asked = self.start_asking(question, what, timeout)?;
-        if !asked.completion.wait(&self.shared().core, None) {
+        if !asked.completion.wait(&self.shared().core, None, Awaited::Other) {
             // This thread receives the answer, so it can't wait for it.
             self.shared().check_may_wait(|| what.to_owned())?;
         }

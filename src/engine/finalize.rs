@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::sync::{Condvar, Mutex};
 
 use super::{Engine, EngineShared};
-use crate::progress::{in_job, wake_quietly};
+use crate::progress::{Awaited, in_job, wake_quietly};
 use crate::{Error, Result};
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -375,7 +375,7 @@ fn flush(shared: &EngineShared) {
         if now >= since + FLUSH || now >= begin + shared.config.finalize_timeout.max(FLUSH) {
             break;
         }
-        core.wait(&|| core.with_proto(|proto| proto.links_gone()), &|_| true, Some(now + POLL));
+        core.wait(&|| core.with_proto(|proto| proto.links_gone()), &|_| true, Some(now + POLL), Awaited::Other);
     }
 }
 

@@ -52,7 +52,7 @@ pub use transport_status::TransportStatus;
 pub(crate) use waiting::completed;
 
 use crate::memory::{BufferPool, EngineBuffer};
-use crate::progress::{Completion, Core, EngineEnv, in_job};
+use crate::progress::{Awaited, Completion, Core, EngineEnv, in_job};
 use crate::proto::{Incoming, RequestId};
 use crate::{Address, EngineConfig, Error, IntoAddress, Refusals, Result};
 use finalize::Finalizing;
@@ -228,7 +228,7 @@ impl EngineShared {
             if now >= until || self.finalizing.is_closed() || self.core.is_driving() {
                 return;
             }
-            over.wait(&self.core, Some(until.min(now + CHECK_INTERVAL)));
+            over.wait(&self.core, Some(until.min(now + CHECK_INTERVAL)), Awaited::Other);
         }
     }
 

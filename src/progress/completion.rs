@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use super::{Core, EngineEnv};
 use crate::deferred_log::defer;
-use crate::proto::{Answer, Failure, Placed};
+use crate::proto::{Answer, Failure, PeerId, Placed};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
 
@@ -13,6 +13,17 @@ use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
 pub(crate) enum OperationOutcome {
     Answered(Result<Placed<Answer<EngineEnv>>, Box<Failure>>, Option<u64>),
     Transferred(Result<usize, Box<Failure>>, Option<u64>),
+}
+
+/// What a thread waits for, as far as its end may depend on jobs behind it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    /// The answer of this peer, which may call this engine before it answers.
+    Answer(PeerId),
+    /// The end of a transfer, in which no handler takes part.
+    Transfer,
+    /// Anything else.
+    Other,
 }
 
 /// ```text
@@ -72,8 +83,8 @@ impl Completion {
     }
 
     /// Waits, driving if no other thread does; false when the deadline came first.
-    pub(crate) fn wait(&self, core: &Core, deadline: Option<Instant>) -> bool {
-        core.wait(&|| self.is_ready(), &|thread| self.wake_thread(thread), deadline)
+    pub(crate) fn wait(&self, core: &Core, deadline: Option<Instant>, awaited: Awaited) -> bool {
+        core.wait(&|| self.is_ready(), &|thread| self.wake_thread(thread), deadline, awaited)
     }
 
     /// True when the outcome is there, and was not taken.
@@ -167,7 +178,7 @@ pub(crate) fn wait_any<T>(
     waited().for_each(|(core, _)| core.uncork_unless_forked());
     if let Some((first, _)) = waited().next() {
         let announce = |thread: &_| waited().all(|(_, completion)| completion.wake_thread(thread));
-        first.wait(&|| ready().is_some(), &announce, None);
+        first.wait(&|| ready().is_some(), &announce, None, Awaited::Other);
     }
     ready().unwrap_or(0)
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Core;
-use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
+use super::completion::{Awaited, ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
+use super::handler_paused::HandlerPaused;
 use super::pacer::YIELD_AFTER;
 use super::steps::{CoreSink, Outputs, PendingOutputs, collect};
 use super::workers::{self, Job};
@@ -139,6 +140,7 @@ pub(super) enum DriveEnd {
 }
 
 /// What a thread drives for.
+#[derive(Clone, Copy)]
 pub(super) struct DriveGoal<'a> {
     /// True when the thread has what it waits for, or has to release the driver lock.
     pub stop: &'a dyn Fn() -> bool,
@@ -168,6 +170,7 @@ impl Core {
         ready: &dyn Fn() -> bool,
         announce: &dyn Fn(&Arc<ThreadWaiter>) -> bool,
         deadline: Option<Instant>,
+        awaited: Awaited,
     ) -> bool {
         if ready() {
             return true;
@@ -180,13 +183,13 @@ impl Core {
         // The peer must get what this thread has queued, and other threads may run jobs in place of this one while it waits.
         self.uncork();
         let _blocking = workers::Blocking::enter();
-        let paused = self.pause_handler();
+        let paused = self.pause_handler(awaited);
         let goal = DriveGoal { stop: ready, announce, deadline, progress: false, until_event: false, brief: false };
         let ready = match self.driver_lock.try_acquire() {
-            Some(acquired) => self.drive_as_caller(acquired, &goal),
+            Some(acquired) => self.drive_as_caller(acquired, &goal, Some(&paused)),
             None => with_sleeper(|sleeper| {
                 announce(&sleeper.waiter);
-                self.wait_in_queue(sleeper, &goal)
+                self.wait_in_queue(sleeper, &goal, &paused)
             }),
         };
         if !paused.is_progress() {
@@ -195,13 +198,17 @@ impl Core {
         ready
     }
 
-    fn wait_in_queue(&self, sleeper: &ThreadSleeper, goal: &DriveGoal<'_>) -> bool {
+    fn wait_in_queue(&self, sleeper: &ThreadSleeper, goal: &DriveGoal<'_>, paused: &HandlerPaused<'_>) -> bool {
         let DriveGoal { stop: ready, deadline, .. } = *goal;
         // Not queued yet: a release need not wake a thread that is awake.
-        self.wait_awake(&|| ready() || self.driver_lock.is_free());
+        if self.wait_awake(&|| ready() || self.driver_lock.is_free()) && ready() {
+            return true;
+        }
+        // This thread may sleep now.
+        paused.pass_on_all();
         let over = || ready() || deadline.is_some_and(|deadline| Instant::now() >= deadline);
         match self.acquire_queued(sleeper, &over, deadline) {
-            Some(acquired) => self.drive_as_caller(acquired, goal),
+            Some(acquired) => self.drive_as_caller(acquired, goal, None),
             None => ready(),
         }
     }
@@ -268,7 +275,8 @@ impl Core {
         DriverGuard(self)
     }
 
-    pub(super) fn drive_as_caller(&self, acquired: Acquired, goal: &DriveGoal<'_>) -> bool {
+    /// Drives until the goal is reached; false when the deadline came first. `paused`: the handler that waits for it, if one does.
+    pub(super) fn drive_as_caller(&self, acquired: Acquired, goal: &DriveGoal<'_>, paused: Option<&HandlerPaused<'_>>) -> bool {
         let _guard = self.begin_driving(acquired);
         if acquired == Acquired::Borrowed && self.outlasts_a_wake_up(goal.deadline) {
             self.transports.iter().for_each(|transport| transport.mute());
@@ -279,15 +287,23 @@ impl Core {
         }
         let mut jobs = Vec::new();
         loop {
-            let ended = self.drive(&mut jobs, goal);
+            let kept_until = paused.and_then(HandlerPaused::keeps_jobs_until);
+            let deadline = [goal.deadline, kept_until].into_iter().flatten().min();
+            let ended = self.drive(&mut jobs, &DriveGoal { deadline, ..*goal });
             // User code waits on this thread, and may hold locks that a handler wants: handlers must not run here.
-            jobs.drain(..).for_each(|job| self.dispatch(job));
+            match paused {
+                Some(paused) if kept_until.is_some() => paused.keep_or_pass_on(&mut jobs, ended != DriveEnd::Stopped),
+                _ => jobs.drain(..).for_each(|job| self.dispatch(job)),
+            }
             match ended {
                 DriveEnd::Stopped => return true,
-                DriveEnd::Deadline => return (goal.stop)(),
                 // Requests may arrive faster than the clock is read.
-                DriveEnd::Jobs if goal.deadline.is_some_and(|deadline| Instant::now() >= deadline) => return (goal.stop)(),
-                DriveEnd::Jobs | DriveEnd::LockTaken => {}
+                DriveEnd::Deadline | DriveEnd::Jobs => {
+                    if goal.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        return (goal.stop)();
+                    }
+                }
+                DriveEnd::LockTaken => {}
             }
         }
     }

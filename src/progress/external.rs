@@ -301,7 +301,7 @@ impl Core {
 
     /// False for jobs that go to other threads.
     fn runs_inline(&self, job: &Job) -> bool {
-        job.is_timer() || job.class().pool.is_none() && (self.handlers_inline || !job.class().is_slow())
+        job.is_timer() || job.runs_inline() || self.handlers_inline && job.class().pool.is_none()
     }
 
     /// A job that this thread runs within `progress` waits inside this library: the jobs behind it must not wait with it.

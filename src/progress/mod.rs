@@ -12,6 +12,7 @@ mod driver_lock;
 mod external;
 mod failure;
 mod frame_log;
+mod handler_paused;
 mod link_table;
 mod own_completion;
 mod pacer;
@@ -43,7 +44,7 @@ use crate::transport::Verbs;
 use crate::transport::{Credentials, Injected, Link, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
 pub(crate) use crate::transport::{DeviceAccess, RemoteKeys};
 use crate::{Address, Error, Result, Transport};
-pub(crate) use completion::{Completion, OperationOutcome, wait_any, wake_quietly};
+pub(crate) use completion::{Awaited, Completion, OperationOutcome, wait_any, wake_quietly};
 pub(crate) use failure::error_of;
 pub(crate) use own_completion::OwnCompletion;
 pub(crate) use steps::{REFUSED_BY_FILTER, poll_task};
@@ -228,6 +229,8 @@ pub(crate) struct Core {
     /// Handlers run on the progress thread only.
     handlers_inline: bool,
     spin: Option<Duration>,
+    /// How long jobs stay behind a handler that waits.
+    stay: Duration,
     /// The caller's event loop takes the place of the progress thread.
     external: Option<external::External>,
     stopping: AtomicBool,
@@ -309,6 +312,7 @@ impl Core {
             threads: threads::Threads::default(),
             handlers_inline: settings.handler_threads == 0,
             spin,
+            stay: handler_paused::stay(cores),
             external: external.transpose().map_err(failed)?,
             stopping: AtomicBool::new(false),
             dial_filter: settings.dial_filter,
@@ -382,8 +386,7 @@ impl Core {
     /// Gives the task of an async handler, which has been woken, to the progress thread, as if that had received a request; or to other
     /// threads, where they would run the handler of such a request. To wake a thread for each task takes longer than most polls.
     pub(crate) fn dispatch_woken(&self, job: Job) {
-        let class = job.class();
-        let is_short = class.pool.is_none() && !class.is_slow() && !self.is_external();
+        let is_short = job.runs_inline() && !self.is_external();
         let left = if is_short { self.threads.give(self, job) } else { Some(job) };
         if let Some(job) = left {
             self.dispatch(job);

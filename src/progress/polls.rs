@@ -540,7 +540,7 @@ impl Core {
         let brief = !self.driver_lock.is_borrowed() && !self.polls.moves() && self.polls.has_others(self.pacer.nanos());
         let deadline = Some(began + if brief { BRIEF } else { AWAKE });
         let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone, brief };
-        self.drive_as_caller(acquired, &goal);
+        self.drive_as_caller(acquired, &goal, None);
         let looks = looks && (!alone || !ready());
         if brief || looks {
             let took = self.pacer.read_clock().saturating_duration_since(began);

@@ -61,7 +61,8 @@ pub(super) struct Threads {
     jobs: Mutex<VecDeque<Job>>,
     /// `jobs` may hold some.
     has_jobs: AtomicBool,
-    /// A handler of the progress thread waits inside a call of this library, or there is no such thread: it runs no jobs meanwhile.
+    /// Tasks that are woken go to handler threads, since a handler of the progress thread waits inside a call of this library, or there
+    /// is no such thread.
     paused: AtomicBool,
     /// The progress thread in `/proc`.
     progress_task: Mutex<Option<PathBuf>>,
@@ -106,6 +107,25 @@ impl Threads {
         let Handling { number, holds_lock, .. } = HANDLING.take()?;
         let ended = self.handling.compare_exchange(number, number + 1, Ordering::SeqCst, Ordering::SeqCst);
         ended.is_ok().then_some(holds_lock)
+    }
+
+    /// The handler that the calling thread runs as the progress thread waits: for the watcher it does not run. Returns whether the thread
+    /// holds the driver lock; `None` for another thread. A handler that waits for another engine does not drive this one, so the
+    /// watcher has to replace its thread.
+    pub(super) fn pause(&self) -> Option<bool> {
+        let own = HANDLING.get().is_some_and(|handling| handling.engine == self.identity());
+        own.then(|| self.end_handling()).flatten()
+    }
+
+    /// The handler runs again.
+    pub(super) fn resume(&self) {
+        self.paused.store(false, Ordering::Relaxed);
+        self.begin_handling(false, None);
+    }
+
+    /// Tasks that are woken go to handler threads from now on.
+    pub(super) fn refuse_tasks(&self) {
+        self.paused.store(true, Ordering::Relaxed);
     }
 
     /// Stores the class of the handler that runs now.
@@ -293,7 +313,9 @@ fn progress(core: &Core, generation: u64) {
         while is_current() {
             // A predecessor, or a caller that does not drive any more, may have left frames unsent.
             core.uncork();
-            if run_jobs(core, &is_current, None, LockState::ReleasedByHandler) == LockState::Replaced || !is_current() {
+            // It drives between two batches of jobs, if it can.
+            if !at_once && run_jobs(core, &is_current, None, LockState::ReleasedByHandler) == LockState::Replaced || !is_current()
+            {
                 break;
             }
             // Jobs that are left must not wait for the lock.
@@ -544,19 +566,6 @@ fn sleeps(task: &Option<PathBuf>) -> bool {
     state != Some('R')
 }
 
-/// While it lives, a handler of the progress thread waits inside a call of this library. It drives meanwhile, so the watcher
-/// need not replace it, and the jobs behind it go to the handler threads.
-pub(super) struct HandlerPaused<'a> {
-    threads: Option<&'a Threads>,
-}
-
-impl HandlerPaused<'_> {
-    /// The thread is the progress thread.
-    pub(super) fn is_progress(&self) -> bool {
-        self.threads.is_some()
-    }
-}
-
 impl Core {
     /// The calling thread has driven for an operation that has ended. If the progress thread has handled requests since that last
     /// happened, there may be more, and it drives now. An engine that only calls leaves the lock free for its next call.
@@ -581,7 +590,7 @@ impl Core {
     }
 
     /// The progress thread runs no jobs for now: those that wait for it go to handler threads, if there are any.
-    fn leave_jobs_to_others(&self) {
+    pub(super) fn leave_jobs_to_others(&self) {
         if self.handlers_inline {
             return;
         }
@@ -591,34 +600,6 @@ impl Core {
             std::mem::take(&mut *jobs)
         };
         left.into_iter().for_each(|job| self.dispatch(job));
-    }
-
-    /// Lets the handler that this thread runs wait, if it runs one as a progress thread.
-    pub(super) fn pause_handler(&self) -> HandlerPaused<'_> {
-        self.pass_on_jobs_of_loop();
-        let threads = &self.threads;
-        // If the handler waits for another engine, it does not drive this one, and the watcher has to replace the thread.
-        let own = HANDLING.get().is_some_and(|handling| handling.engine == threads.identity());
-        let Some(holds_lock) = own.then(|| threads.end_handling()).flatten() else { return HandlerPaused { threads: None } };
-        if holds_lock {
-            self.driver_lock.release_as_progress();
-        }
-        if self.handlers_inline {
-            // Without handler threads, another progress thread has to run new requests: the watcher starts one.
-            threads.begin_handling(false, None);
-            return HandlerPaused { threads: None };
-        }
-        self.leave_jobs_to_others();
-        HandlerPaused { threads: Some(threads) }
-    }
-}
-
-impl Drop for HandlerPaused<'_> {
-    fn drop(&mut self) {
-        if let Some(threads) = self.threads {
-            threads.paused.store(false, Ordering::Relaxed);
-            threads.begin_handling(false, None);
-        }
     }
 }
 

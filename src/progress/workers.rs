@@ -193,14 +193,25 @@ impl Job {
     /// How long a request has waited until `now`, on the clock of the engine's driver; in nanoseconds.
     #[inline]
     pub(super) fn waited(&self, now: u64) -> u64 {
-        match &self.work {
-            Some(JobKind::Request(_, incoming)) => now.saturating_sub(incoming.stamp),
-            _ => 0,
-        }
+        self.request().map_or(0, |incoming| now.saturating_sub(incoming.stamp))
     }
 
     pub(super) fn class(&self) -> &Arc<HandlerClass> {
         self.work.as_ref().map_or(&TIMER_CLASS, JobKind::class)
+    }
+
+    /// The request that it handles, if it handles one.
+    pub(super) fn request(&self) -> Option<&Incoming<EngineEnv>> {
+        match &self.work {
+            Some(JobKind::Request(_, incoming)) => Some(incoming),
+            _ => None,
+        }
+    }
+
+    /// Whether it may run where requests arrive.
+    pub(super) fn runs_inline(&self) -> bool {
+        let class = self.class();
+        class.pool.is_none() && !class.is_slow()
     }
 
     pub(super) fn is_task(&self) -> bool {
@@ -269,6 +280,11 @@ thread_local! {
     static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     /// The pool that this thread belongs to.
     static CURRENT_POOL: RefCell<Option<Arc<Workers>>> = const { RefCell::new(None) };
+}
+
+/// How long the job that this thread runs has waited inside this library, or copied data.
+pub(super) fn waited_in_job() -> Duration {
+    WAITED.try_with(Cell::get).unwrap_or_default()
 }
 
 /// True on a thread that runs a job of any engine, and on one that is ending.
@@ -485,7 +501,7 @@ pub(crate) struct Copying {
 
 impl Copying {
     pub(crate) fn enter() -> Copying {
-        Copying { began: Instant::now(), before: WAITED.try_with(Cell::get).unwrap_or_default() }
+        Copying { began: Instant::now(), before: waited_in_job() }
     }
 
     pub(crate) fn began(&self) -> Instant {

@@ -19,7 +19,7 @@ use crate::engine::{
     deadline, decoding, encode_message, outgoing_body,
 };
 use crate::memory::{SentRegion, Slice};
-use crate::progress::{Completion, EngineEnv, OperationOutcome, OwnCompletion, error_of, spare, wait_any};
+use crate::progress::{Awaited, Completion, EngineEnv, OperationOutcome, OwnCompletion, error_of, spare, wait_any};
 use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, OutgoingBody, Placed, Rejected};
 use crate::shape::{InPlace, Mismatch, Shape, Verdicts};
 use crate::{Error, MessageSide, Result, TraceContext};
@@ -501,11 +501,11 @@ impl CallTarget {
     fn wait_for_end(&self, started: &StartedCall) -> Result<()> {
         self.check_process()?;
         let core = &self.shared.core;
-        if !started.completion.wait(core, started.deadline) {
+        if !started.completion.wait(core, started.deadline, Awaited::Answer(self.endpoint.peer())) {
             // Without effect if the response has arrived at the last moment.
             core.exec(|proto| proto.abandon_call(started.id, Failure::Timeout));
             self.shared.check_may_wait(|| format!("call of `{}`", self.info.name))?;
-            started.completion.wait(core, None);
+            started.completion.wait(core, None, Awaited::Other);
         }
         Ok(())
     }
@@ -535,7 +535,7 @@ impl CallTarget {
         let _waiter = CreditWaiter { target: self, credit: &credit };
         let now = Instant::now();
         core.exec(|proto| proto.await_credit(self.endpoint.peer(), cost, credit.clone(), now))
-            && credit.wait(core, Some(deadline))
+            && credit.wait(core, Some(deadline), Awaited::Other)
     }
 
     /// As `await_credit`, for async code.

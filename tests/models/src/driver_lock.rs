@@ -7,14 +7,14 @@ use loom::thread;
 
 use crate::completions::Task;
 use crate::model;
-use crate::progress::{Completion, Core, Event, with_sleeper};
+use crate::progress::{Awaited, Completion, Core, Event, with_sleeper};
 use crate::proto;
 use crate::sync::Instant;
 
 fn waits(core: &Arc<Core>, completion: &Arc<Completion>) -> thread::JoinHandle<()> {
     let (core, completion) = (core.clone(), completion.clone());
     thread::spawn(move || {
-        assert!(completion.wait(&core, None));
+        assert!(completion.wait(&core, None, Awaited::Other));
         assert!(completion.take().is_some());
     })
 }
@@ -44,7 +44,7 @@ pub(crate) fn handed_off_driver_lock_is_not_lost() {
         let callers = [waits(&core, &completions[1]), waits(&core, &completions[2])];
         core.arrive(Event::Ends(completions[0].clone()));
         proto::end(&completions[1]);
-        assert!(completions[0].wait(&core, None));
+        assert!(completions[0].wait(&core, None, Awaited::Other));
         core.arrive(Event::Ends(completions[2].clone()));
         callers.into_iter().for_each(|caller| caller.join().unwrap());
     });
@@ -59,12 +59,12 @@ pub(crate) fn holder_is_not_in_the_queue() {
             let (core, completion) = (core.clone(), completions[1].clone());
             thread::spawn(move || {
                 with_sleeper(|sleeper| sleeper.waiter.wake());
-                assert!(completion.wait(&core, None));
+                assert!(completion.wait(&core, None, Awaited::Other));
             })
         };
         let caller = waits(&core, &completions[2]);
         core.arrive(Event::Ends(completions[0].clone()));
-        assert!(completions[0].wait(&core, None));
+        assert!(completions[0].wait(&core, None, Awaited::Other));
         core.arrive(Event::Ends(completions[1].clone()));
         core.arrive(Event::Ends(completions[2].clone()));
         woken.join().unwrap();

@@ -16,6 +16,7 @@ mod signal;
 pub(crate) mod signals;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,8 +24,9 @@ use crate::mio;
 use crate::proto::{self, Proto};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Instant, Mutex, MutexGuard};
-pub(crate) use completion::{Completion, OperationOutcome, ThreadSleeper, ThreadWaiter, with_sleeper};
+pub(crate) use completion::{Awaited, Completion, OperationOutcome, ThreadSleeper, ThreadWaiter, with_sleeper};
 use drive::{DriveEnd, DriveGoal};
+use handler_paused::HandlerPaused;
 use steps::{CoreSink, Outputs, PendingOutputs};
 use workers::Job;
 
@@ -78,15 +80,6 @@ impl Threads {
 #[derive(Default)]
 struct Timers {
     pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
-}
-
-/// No model has handlers on the progress thread.
-struct HandlerPaused;
-
-impl HandlerPaused {
-    fn is_progress(&self) -> bool {
-        false
-    }
 }
 
 /// No model has the caller's event loop.
@@ -153,8 +146,8 @@ impl Core {
         false
     }
 
-    fn pause_handler(&self) -> HandlerPaused {
-        HandlerPaused
+    fn pause_handler(&self, _: Awaited) -> HandlerPaused<'_> {
+        HandlerPaused(PhantomData)
     }
 
     /// No model has handlers, for whose next requests the progress thread would take over.
@@ -383,6 +376,32 @@ mod steps {
 
     pub(super) fn collect(_: &Core, proto: &mut Proto, outputs: &mut Outputs) {
         outputs.extend(proto.poll());
+    }
+}
+
+/// No model has handlers on the progress thread.
+mod handler_paused {
+    use std::marker::PhantomData;
+
+    use super::workers::Job;
+    use crate::sync::Instant;
+
+    pub(super) struct HandlerPaused<'a>(pub PhantomData<&'a ()>);
+
+    impl HandlerPaused<'_> {
+        pub(super) fn is_progress(&self) -> bool {
+            false
+        }
+
+        pub(super) fn keeps_jobs_until(&self) -> Option<Instant> {
+            None
+        }
+
+        pub(super) fn keep_or_pass_on(&self, _: &mut Vec<Job>, _: bool) {
+            unreachable!();
+        }
+
+        pub(super) fn pass_on_all(&self) {}
     }
 }
 

@@ -9,6 +9,9 @@ use crate::sync::Instant;
 pub(crate) struct Answer<E>(PhantomData<E>);
 pub(crate) struct Placed<T>(PhantomData<T>);
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PeerId;
+
 #[derive(Debug)]
 pub(crate) enum Failure {
     Timeout,
