@@ -224,6 +224,7 @@ fn tasks(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller)
         let name = format!("{}: {TASKS} tasks that call a handler which {what} another service", site.name());
         report.add(Figure::new(name, Unit::Rate, &ours).raw("a plain handler", &plain).goal(Goal::SpeedAtLeast(goal)));
     }
+    // Memory that the server may also write is not sent inside the call.
     let data = site.client.expose(vec![1u8; LIST], BulkMode::ReadWrite)?;
     let pull = site.client.procedure::<Bulk, ()>("pull").on(&site.peer);
     let count = plan.count(6000);

@@ -201,7 +201,8 @@ impl Core {
     fn wait_in_queue(&self, sleeper: &ThreadSleeper, goal: &DriveGoal<'_>, paused: &HandlerPaused<'_>) -> bool {
         let DriveGoal { stop: ready, deadline, .. } = *goal;
         // Not queued yet: a release need not wake a thread that is awake.
-        if self.wait_awake(&|| ready() || self.driver_lock.is_free()) && ready() {
+        self.wait_awake(&|| ready() || self.driver_lock.is_free());
+        if ready() {
             return true;
         }
         // This thread may sleep now.
@@ -292,8 +293,8 @@ impl Core {
             let ended = self.drive(&mut jobs, &DriveGoal { deadline, ..*goal });
             // User code waits on this thread, and may hold locks that a handler wants: handlers must not run here.
             match paused {
-                Some(paused) if kept_until.is_some() => paused.keep_or_pass_on(&mut jobs, ended != DriveEnd::Stopped),
-                _ => jobs.drain(..).for_each(|job| self.dispatch(job)),
+                Some(paused) => paused.keep_or_pass_on(&mut jobs, ended != DriveEnd::Stopped),
+                None => jobs.drain(..).for_each(|job| self.dispatch(job)),
             }
             match ended {
                 DriveEnd::Stopped => return true,

@@ -13,15 +13,15 @@ use super::workers::{Job, nanos, waited_in_job};
 use super::{Core, SPIN};
 use crate::proto::Incoming;
 
-/// How long all jobs stay behind a handler that waits. After once, twice and three times as long 1, 3 and 7 of them have been passed on,
-/// and after `ALL_AFTER` times as long all.
+/// How long all jobs stay behind a handler that waits. After this time, twice and three times it, 1, 3 and 7 of them have been passed on,
+/// and after `ALL_AFTER` times it all.
 const STAY: Duration = Duration::from_micros(25);
 const ALL_AFTER: u32 = 4;
 /// With fewer than `PROCESSORS` processors the handler threads are likely to take the one that the awaited peer needs, and all jobs
 /// stay for this long.
 const STAY_ON_FEW: Duration = Duration::from_micros(100);
 const PROCESSORS: usize = 4;
-/// A thread that drives sleeps after `SPIN`; then it would pass on none.
+/// A thread that drives sleeps after `SPIN`. It would then pass them on late, when its timer wakes it.
 const _: () = assert!(STAY_ON_FEW.as_nanos() * ALL_AFTER as u128 <= SPIN.as_nanos());
 
 /// How long jobs stay behind a handler that waits, on a machine with so many processors.
@@ -42,7 +42,7 @@ pub(super) struct HandlerPaused<'a> {
 #[derive(Clone, Copy)]
 struct Keeping {
     awaited: Awaited,
-    /// When the job began to wait; if it has waited before, by so much earlier.
+    /// When the handler began to wait; if it has waited before, by so much earlier.
     since: Instant,
     /// So many times `stay` have passed.
     steps: u32,
@@ -60,13 +60,15 @@ impl HandlerPaused<'_> {
         self.keeping.get().map(|keeping| keeping.since + self.stay * (keeping.steps + 1))
     }
 
-    /// Keeps these new jobs, or passes them on; and if it waits on, those whose time has come.
+    /// Keeps these new jobs, or passes them on; and if the handler waits on, those whose time has come.
     pub(super) fn keep_or_pass_on(&self, new: &mut Vec<Job>, waits_on: bool) {
-        let Some(mut keeping) = self.keeping.get() else { return };
+        let Some(mut keeping) = self.keeping.get() else {
+            return new.drain(..).for_each(|job| self.core.dispatch(job));
+        };
         new.extract_if(.., |job| !self.may_stay(job, keeping.awaited)).for_each(|job| self.core.dispatch(job));
         let threads = &self.core.threads;
         if self.core.is_stopping() {
-            // The handler threads take no more: to drop a request answers it.
+            // The queue may have been emptied for good. To drop a request answers it.
             new.clear();
         } else if !new.is_empty() {
             threads.enqueue(new);
@@ -134,14 +136,11 @@ impl Core {
         if awaited != Awaited::Transfer {
             threads.refuse_tasks();
         }
-        // A handler that waits many times, each time briefly, would keep them just as long.
-        let waited = waited_in_job();
+        // One that waits many times, each time briefly, would else keep them all the time.
         let now = Instant::now();
-        let since = now.checked_sub(waited).unwrap_or(now);
+        let since = now.checked_sub(waited_in_job()).unwrap_or(now);
         paused.keeping.set(Some(Keeping { awaited, since, steps: 0, passed_on: 0 }));
-        if waited >= self.stay {
-            paused.keep_or_pass_on(&mut Vec::new(), true);
-        }
+        paused.keep_or_pass_on(&mut Vec::new(), true);
         paused
     }
 }

@@ -373,13 +373,14 @@ impl Core {
 
     /// Gives a job to its pool, or to the handler threads.
     pub(crate) fn dispatch(&self, job: Job) {
+        let waited = job.waited(self.pacer.nanos());
         match &job.class().pool {
-            Some(pool) => pool.clone().push(job),
+            Some(pool) => pool.clone().push(job, waited),
             None if self.handlers_inline || self.is_external() && job.is_timer() => {
                 let left = self.threads.give(self, job);
                 debug_assert!(left.is_none(), "no handler pauses such a thread");
             }
-            None => self.workers.push(job),
+            None => self.workers.push(job, waited),
         }
     }
 

@@ -52,7 +52,7 @@ impl Core {
     /// Runs the function of a timer that is due: on a thread for timers, or as a job of the event loop.
     pub(super) fn run_timer(&self, f: Box<dyn FnOnce() + Send>, jobs: &mut Vec<Job>) {
         let job = Job::new(self, JobKind::Run(f));
-        if self.is_external() { jobs.push(job) } else { self.timer_workers.push(job) }
+        if self.is_external() { jobs.push(job) } else { self.timer_workers.push(job, 0) }
     }
 
     pub(crate) fn clear_timers(&self) {

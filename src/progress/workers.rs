@@ -326,9 +326,10 @@ struct ClassQueue {
 }
 
 impl JobQueue {
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: Job, waited: u64) {
         let class = Arc::as_ptr(job.class()).addr();
-        let came = Instant::now();
+        let now = Instant::now();
+        let came = now.checked_sub(Duration::from_nanos(waited)).unwrap_or(now);
         self.len += 1;
         if let Some(queue) = self.turns.iter_mut().find(|queue| queue.class == class) {
             return queue.jobs.push_back((job, came));
@@ -376,13 +377,14 @@ impl Workers {
         })
     }
 
-    pub(crate) fn push(self: &Arc<Self>, job: Job) {
+    /// `waited`: for so many nanoseconds the job has waited elsewhere.
+    pub(super) fn push(self: &Arc<Self>, job: Job, waited: u64) {
         let mut state = self.state.lock();
         if state.stopped {
             drop(state);
             return drop(job);
         }
-        state.queue.push(job);
+        state.queue.push(job, waited);
         self.engage(state);
     }
 
@@ -558,7 +560,7 @@ mod tests {
     fn thread_that_became_idle_last_runs_the_next_job() {
         const THREADS: usize = 3;
         let pool = Workers::new("test", THREADS);
-        let push = |work: Box<dyn FnOnce() + Send>| pool.push(Job { engine: 0, work: Some(JobKind::Run(work)) });
+        let push = |work: Box<dyn FnOnce() + Send>| pool.push(Job { engine: 0, work: Some(JobKind::Run(work)) }, 0);
         let all_are_idle = || {
             let end = Instant::now() + Duration::from_secs(10);
             while pool.dump().idle < THREADS as u64 {

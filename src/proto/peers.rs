@@ -78,8 +78,8 @@ impl<E: Env> Proto<E> {
         self.links.get(link).map(|link| (link.incarnation, link.remote.clone()))
     }
 
-    /// Whether the engine at the other end of a link is this peer. It is known as two where it was dialled and has dialled itself, as this
-    /// engine is at a link to itself.
+    /// Whether the engine at the other end of a link is this peer. It may be known as two peers, if both sides have dialled; as this engine
+    /// is, if it has dialled itself.
     pub(crate) fn leads_to(&self, link: LinkId, peer: PeerId) -> bool {
         let Some((link, peer)) = self.links.get(link).zip(self.peers.get(peer)) else { return false };
         peer.incarnation == Some(link.incarnation)

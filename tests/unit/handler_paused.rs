@@ -11,6 +11,8 @@ use crate::{Engine, Pending, Request};
 
 const LONG: Duration = Duration::from_secs(3600);
 const BOUND: Duration = Duration::from_secs(10);
+/// So long the request of `Wait::RequestAndSet` waits, at least.
+const KEPT: Duration = Duration::from_millis(20);
 
 #[test]
 fn ever_more_jobs_are_passed_on_while_a_handler_waits() {
@@ -116,6 +118,7 @@ fn define_waits(server: &Engine) -> mpsc::Receiver<()> {
                 Wait::Requests(count) => wait_behind(count),
                 Wait::RequestAndSet => {
                     let came = wait_behind(1);
+                    thread::sleep(KEPT);
                     keep_from(Instant::now());
                     came && drive(&is_set)
                 }
@@ -158,8 +161,26 @@ fn request_is_passed_on_while_a_handler_waits() {
             if !matches!(wait, Wait::SetByItself) {
                 client.procedure::<(), ()>("set").on(&peer).call(&()).unwrap();
             }
-            waits.wait().unwrap()
+            let came = waits.wait().unwrap();
+            if came && matches!(wait, Wait::RequestAndSet) {
+                assert!(waiting_time(&server, "set") >= KEPT, "its waiting time begins when it arrives");
+            }
+            came
         });
+    }
+}
+
+/// How long the one request of this procedure has waited.
+fn waiting_time(server: &Engine, procedure: &str) -> Duration {
+    let end = Instant::now() + BOUND;
+    loop {
+        // It is counted when the handler has returned, and may be answered before.
+        let stats = server.stats();
+        if let Some(handler) = stats.handlers.iter().find(|handler| handler.procedure == procedure && handler.calls == 1) {
+            return handler.waiting.max;
+        }
+        assert!(Instant::now() < end, "it is counted");
+        thread::yield_now();
     }
 }
 
