@@ -19,6 +19,11 @@ fn others(adversary: &Adversary) -> Vec<u64> {
     guesses().filter(|number| !own.contains(number)).collect()
 }
 
+fn slow_handlers_begun(adversary: &mut Adversary) -> u64 {
+    let number = adversary.request("slow handlers begun", &());
+    postcard::from_bytes(&adversary.answer(number).unwrap()).unwrap()
+}
+
 /// A response with a large body, of which nothing has been sent.
 fn large(number: u64, size: u64) -> Message {
     Message::Response { call: number, result: 0, shape: Vec::new(), leases: (0, 0), released: (0, 0), size }
@@ -392,7 +397,10 @@ pub const OWN: &[Case] = &[
         }
     }),
     case("a cancelled call, made again", Then::HangsUp, |adversary, _| {
+        // One that is cancelled before its handler begins has ended.
+        let before = slow_handlers_begun(adversary);
         adversary.tell(&Message::call(1, "slow", 2), &postcard::to_stdvec(&300u64).unwrap());
+        eventually("the handler begins", || slow_handlers_begun(adversary) > before);
         adversary.tell(&Message::Cancel { call: 1 }, &[]);
         adversary.tell(&Message::Cancel { call: 1 }, &[]);
         adversary.tell(&Message::call(1, "slow", 2), &postcard::to_stdvec(&300u64).unwrap());

@@ -190,7 +190,15 @@ fn define(
     crate::work::define(engine);
     engine.define("swallow", |_: &Request, bytes: Vec<u8>| bytes.len()).unwrap();
     engine.define("big", |_: &Request, len: usize| pattern(9, len.min(4 << 20))).unwrap();
-    engine.define("slow", |_: &Request, ms: u64| thread::sleep(Duration::from_millis(ms.min(2000)))).unwrap();
+    let slow = Arc::new(AtomicU64::new(0));
+    let begun = slow.clone();
+    engine
+        .define("slow", move |_: &Request, ms: u64| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            thread::sleep(Duration::from_millis(ms.min(2000)));
+        })
+        .unwrap();
+    engine.define("slow handlers begun", move |_: &Request, ()| slow.load(Ordering::SeqCst)).unwrap();
     let counted = operations.clone();
     let note = move |_: &Request, _: u32| {
         counted.notes.fetch_add(1, Ordering::SeqCst);
