@@ -299,11 +299,6 @@ impl Core {
         true
     }
 
-    /// False for jobs that go to other threads.
-    fn runs_inline(&self, job: &Job) -> bool {
-        job.is_timer() || job.runs_inline() || self.handlers_inline && job.class().pool.is_none()
-    }
-
     /// A job that this thread runs within `progress` waits inside this library: the jobs behind it must not wait with it.
     pub(super) fn pass_on_jobs_of_loop(&self) {
         if self.external.is_none() || RUNS_JOBS_OF.get() != self.identity() || !self.threads.has_jobs() {

@@ -90,8 +90,7 @@ impl HandlerPaused<'_> {
     }
 
     fn may_stay(&self, job: &Job, awaited: Awaited) -> bool {
-        // Those of slow classes, or with a pool, do not run on this thread in any case.
-        job.runs_inline()
+        self.core.runs_inline(job)
             && match awaited {
                 Awaited::Answer(peer) => {
                     let of_others = |request: &Incoming<_>| !self.core.with_proto(|proto| proto.leads_to(request.link, peer));

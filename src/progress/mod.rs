@@ -371,6 +371,12 @@ impl Core {
         self.transport_link(link)?.certificate()
     }
 
+    /// Whether a job runs on the thread that receives requests, or in the event loop. Others go to their pool, or to the handler threads.
+    fn runs_inline(&self, job: &Job) -> bool {
+        let class = job.class();
+        job.is_timer() || class.pool.is_none() && (self.handlers_inline || !class.is_slow())
+    }
+
     /// Gives a job to its pool, or to the handler threads.
     pub(crate) fn dispatch(&self, job: Job) {
         let waited = job.waited(self.pacer.nanos());
@@ -387,8 +393,7 @@ impl Core {
     /// Gives the task of an async handler, which has been woken, to the progress thread, as if that had received a request; or to other
     /// threads, where they would run the handler of such a request. To wake a thread for each task takes longer than most polls.
     pub(crate) fn dispatch_woken(&self, job: Job) {
-        let is_short = job.runs_inline() && !self.is_external();
-        let left = if is_short { self.threads.give(self, job) } else { Some(job) };
+        let left = if self.runs_inline(&job) && !self.is_external() { self.threads.give(self, job) } else { Some(job) };
         if let Some(job) = left {
             self.dispatch(job);
         }

@@ -437,7 +437,7 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
     }
     let begun = core.pacer.nanos();
     while let Some((job, more)) = next.take().or_else(|| threads.next_job()) {
-        if job.class().pool.is_some() || (job.class().is_slow() && !core.handlers_inline) {
+        if !core.runs_inline(&job) {
             core.dispatch(job);
             continue;
         }

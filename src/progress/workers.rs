@@ -208,12 +208,6 @@ impl Job {
         }
     }
 
-    /// Whether it may run where requests arrive.
-    pub(super) fn runs_inline(&self) -> bool {
-        let class = self.class();
-        class.pool.is_none() && !class.is_slow()
-    }
-
     pub(super) fn is_task(&self) -> bool {
         matches!(self.work, Some(JobKind::Task(..)))
     }

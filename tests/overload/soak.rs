@@ -16,7 +16,7 @@ const MIB: usize = 1 << 20;
 /// Allowed growth from the second to the last third: the allocator caches memory for each thread.
 const GROWTH: usize = 32 * MIB;
 const WORKERS: u64 = 6;
-/// So many samples are taken, so that the least of a third of them is one at which little is exposed.
+/// At most so many samples are taken, so that the least of a third of them is one at which little is exposed.
 const SAMPLES: u32 = 60;
 
 /// The server, with a procedure that returns the number of its exposed regions.
