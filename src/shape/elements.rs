@@ -16,6 +16,7 @@ use serde::ser::{self, Serialize, Serializer};
 use super::Leaf;
 use super::known::{self, KnownKind, KnownPart, KnownShape, NodeIndex, same};
 use super::plain::{self, LONGEST, encode_in_place, zigzag};
+use crate::copy;
 
 /// Where fewer in a row can be encoded here, or fit into the room, trying takes longer than it saves.
 pub(super) const MANY: usize = 8;
@@ -118,9 +119,7 @@ fn put_number(number: u64, room: &mut [u8]) -> Put<'_> {
 
 #[inline]
 fn put_bytes<'o>(bytes: &[u8], room: &'o mut [u8]) -> Put<'o> {
-    let (place, rest) = put_number(bytes.len() as u64, room)?.split_at_mut_checked(bytes.len()).ok_or(Differs)?;
-    place.copy_from_slice(bytes);
-    Ok(rest)
+    copy::into(bytes, put_number(bytes.len() as u64, room)?).ok_or(Differs)
 }
 
 fn put_u128(mut value: u128, mut room: &mut [u8]) -> Put<'_> {
@@ -137,9 +136,7 @@ fn part<'o, T: Serialize + ?Sized>(value: &T, context: Context<'_, 'o>) -> Put<'
     let Some(array) = plain::array_of(value) else { return value.serialize(context) };
     match context.parts(KnownKind::Tuple)? {
         [run] if (run.number, run.at) == (array.count, known::leaf(array.of)) => {
-            let (place, rest) = context.room.split_at_mut_checked(array.bytes.len()).ok_or(Differs)?;
-            place.copy_from_slice(array.bytes);
-            Ok(rest)
+            copy::into(array.bytes, context.room).ok_or(Differs)
         }
         _ => Err(Differs),
     }

@@ -172,7 +172,7 @@ impl<'a> LookAhead<'a> {
             None => value.serialize(Position { look_ahead: self, at, ty: type_name::<T>() }),
             Some(array) => match self.whole_before(at, KnownKind::Tuple) {
                 Some([run]) if (run.number, run.at) == (array.count, known::leaf(array.of)) => {
-                    self.out.extend_from_slice(array.bytes);
+                    copy::append(array.bytes, self.out);
                     Ok(())
                 }
                 _ => self.new_array(value, at),

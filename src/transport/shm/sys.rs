@@ -263,7 +263,7 @@ mod tests {
                     RemoteIoVec { address: at - len, len: *len }
                 })
                 .collect();
-            for behind in [0, 1, 8, 15, 16, 100] {
+            for behind in [0, 1, 8, 16, 31, 32, 100] {
                 let mut memory = vec![0xee; 70_000];
                 let first = copy::distance(memory.as_ptr().addr(), source.as_ptr().addr() + behind);
                 let parts = [(first, 20_000), (first + 20_000, 40_000)];
