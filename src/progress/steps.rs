@@ -171,7 +171,23 @@ impl Core {
     /// for a moment, and only while the driver is awake.
     pub(crate) fn exec_start<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
         let ended = Some(self.pacer.note(now));
-        let mut outputs = Outputs { ended, ..Outputs::new() };
+        let outputs = Outputs { ended, ..Outputs::new() };
+        self.exec_leaving(outputs, || self.polls.leads_here(), step)
+    }
+
+    /// As `exec`, for a step that answers a request. Where the peer waits for several answers, and a thread drives, that thread sends it
+    /// at its next poll: a thread that answers many requests one by one would else make a system call for each.
+    pub(crate) fn exec_answer<R>(&self, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
+        self.exec_leaving(Outputs::new(), || self.driver_lock.holder_is_awake() == Some(true), step)
+    }
+
+    /// Runs a step whose frames may wait, by the protocol: for more, or for the next poll of the driver, if that is `at_hand`.
+    fn exec_leaving<R>(
+        &self,
+        mut outputs: Outputs,
+        at_hand: impl FnOnce() -> bool,
+        step: impl FnOnce(&mut Proto<EngineEnv>) -> R,
+    ) -> R {
         let left;
         let result = {
             let mut proto = self.proto.lock();
@@ -181,7 +197,7 @@ impl Core {
             left = !corked
                 && match may_wait {
                     MayWait::No => false,
-                    MayWait::ForNextPoll => self.polls.leads_here() && !self.threads.is_handling(),
+                    MayWait::ForNextPoll => at_hand() && !self.threads.is_handling(),
                     MayWait::ForMore => true,
                 };
             if left || corked {

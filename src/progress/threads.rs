@@ -642,6 +642,14 @@ impl Core {
         self.with_proto(|_| ());
     }
 
+    /// Runs `work` while this thread counts as the one that drives.
+    pub(crate) fn while_driving<R>(&self, work: impl FnOnce() -> R) -> R {
+        assert!(self.driver_lock.try_acquire_as_progress(), "another thread drives");
+        let result = work();
+        self.driver_lock.release_as_progress();
+        result
+    }
+
     /// Polls the transports once, and the reactor if `at_reactor`, and runs the handlers of what has arrived, without the driver lock.
     pub(crate) fn turn(&self, at_reactor: bool) {
         assert!(self.driver_lock.try_acquire_as_progress(), "another thread drives");

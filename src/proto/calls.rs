@@ -635,6 +635,7 @@ impl<E: Env> Proto<E> {
                 outcome
             }
         };
+        self.may_send_later = self.links[id].answer_may_wait();
         self.mark_ready(id);
         outcome
     }

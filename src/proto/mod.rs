@@ -590,7 +590,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// For what the call or transfer that was started last may wait.
+    /// For what the call or transfer that was started last, or the last answer, may wait.
     pub(crate) fn may_send_later(&mut self) -> MayWait {
         std::mem::take(&mut self.may_send_later)
     }

@@ -637,7 +637,7 @@ impl OwedResponse {
         let shared = request.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let (sent, arrived) = (reply.content.len(), self.arrival());
-        let answered = shared.core.exec(|proto| proto.respond(request.id, Ok(reply)));
+        let answered = shared.core.exec_answer(|proto| proto.respond(request.id, Ok(reply)));
         shared.core.answered();
         match answered {
             Ok(()) => {

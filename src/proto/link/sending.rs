@@ -26,14 +26,15 @@ const KEEP: usize = 64 << 10;
 /// The longest frames that are sent while the protocol is locked: to copy them takes less time than to unlock it, and to lock it
 /// again when they are sent.
 const MAX_INJECTED_BYTES: usize = 4 << 10;
-/// With so many calls and transfers in progress, a further one may wait to be sent together with others.
+/// With so many calls and transfers in progress, a further one may wait to be sent together with others; and with so many requests
+/// unanswered, an answer.
 const MANY: usize = 4;
 /// So many bytes are worth a send of their own.
 const WORTH_SENDING: usize = 16 << 10;
 /// So many bytes of pushes do not wait for more of them.
 const MAX_WAITING: usize = 512 << 10;
 
-/// For what a call or a transfer that was queued may wait, to be sent together with others.
+/// For what a call, a transfer or an answer that was queued may wait, to be sent together with others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MayWait {
     #[default]
@@ -47,7 +48,7 @@ pub(crate) enum MayWait {
 /// What was queued since the last send, and may wait for more.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// Calls and transfers.
+    /// Calls, transfers and answers.
     operations: usize,
     /// Streams of short pushes among them, and their bytes.
     streams: usize,
@@ -78,6 +79,17 @@ impl<E: Env> PeerLink<E> {
         } else {
             MayWait::No
         }
+    }
+
+    /// An answer was queued. It may wait for a moment where the peer waits for more answers than would.
+    #[inline]
+    pub(in crate::proto) fn answer_may_wait(&mut self) -> MayWait {
+        self.waiting.operations += 1;
+        if !self.takes_system_calls || !self.is_open() || !self.streams.is_empty() || self.control.len() >= WORTH_SENDING {
+            return MayWait::No;
+        }
+        let owed = self.requests.len();
+        if owed >= MANY && 2 * self.waiting.operations < owed { MayWait::ForNextPoll } else { MayWait::No }
     }
 
     pub(in crate::proto) fn wants_to_send(&self) -> bool {

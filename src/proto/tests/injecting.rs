@@ -243,6 +243,35 @@ fn calls_beside_a_payload_are_transmitted() {
     net.end();
 }
 
+/// Where to send takes a system call, an answer may wait for the next poll of the driver while the peer waits for more than would.
+#[test]
+fn answers_wait_for_a_poll_while_many_are_owed_where_sends_take_system_calls() {
+    for takes_system_calls in [false, true] {
+        let mut net = pair();
+        let (id, carrier) = net.hosts[1].carriers.iter().next().unwrap();
+        let (id, carrier) = (*id, super::env::TestCarrier { takes_system_calls, ..carrier.clone() });
+        net.with_host(1, |host| host.proto.set_carrier(id, carrier));
+        net.hosts[1].echo = false;
+        let calls: Vec<_> = (0..12).map(|_| net.call(0, 1, call("x"))).collect();
+        net.advance(Duration::from_millis(1));
+        // Eleven are unanswered behind the first. Those that wait are sent when they are half as many, and by fours none waits.
+        let waits = [true, true, true, false, true, true, false, true, false, false, false, false];
+        for (number, waits) in waits.into_iter().enumerate() {
+            let host = &mut net.hosts[1];
+            let request = host.take().request;
+            host.answer(request, b"y").unwrap();
+            let expected = if takes_system_calls && waits { MayWait::ForNextPoll } else { MayWait::No };
+            assert_eq!(host.proto.may_send_later(), expected, "answer {number}, system calls: {takes_system_calls}");
+            if !waits {
+                net.pump(1);
+            }
+        }
+        net.settle();
+        assert!(calls.into_iter().all(|call| net.hosts[0].is_done(call)));
+        net.end();
+    }
+}
+
 /// Where to send takes a system call, a call may wait for the next poll of the driver though few are in progress.
 #[test]
 fn few_calls_wait_for_a_poll_where_sends_take_system_calls() {

@@ -702,6 +702,50 @@ fn calls_that_are_started_beside_a_leader_wait_for_its_next_poll() -> crate::Res
     Ok(())
 }
 
+/// Where each send takes a system call, a thread drives, and the peer waits for more answers than would wait, an answer of another
+/// thread waits for the driver's next poll.
+#[test]
+fn answers_wait_for_the_driver_while_the_peer_waits_for_more() -> crate::Result<()> {
+    for (address, waits) in [("loop://", false), ("tcp://127.0.0.1:0", true)] {
+        let (server, client, _) = echo_at(address)?;
+        let (responders, kept) = std::sync::mpsc::channel();
+        server.define_deferred("later", move |responder: crate::Responder<u64>, n: u64| {
+            let _ = responders.send((responder, n));
+        })?;
+        let far = server.by_hand();
+        // With one processor, no thread is awake for long.
+        if far.held_calls().is_none() {
+            return Ok(());
+        }
+        let is_left = || far.held_calls().unwrap().0;
+        let later = client.procedure::<u64, u64>("later").on(client.lookup(server.address())?);
+        for driving in [true, false] {
+            let pending: Vec<_> = (0..8).map(|n| later.start(&n)).collect::<crate::Result<_>>()?;
+            let mut arrived = Vec::new();
+            repeat_until(|| {
+                far.turn(true);
+                arrived.extend(kept.try_iter());
+                arrived.len() == 8
+            });
+            let answer = |(responder, n): (crate::Responder<u64>, u64)| {
+                responder.respond(&n).unwrap();
+                is_left()
+            };
+            let mut answers = arrived.into_iter().map(answer);
+            let mut left = || answers.by_ref().take(7).collect::<Vec<_>>();
+            let left = if driving { far.while_driving(left) } else { left() };
+            // Of eight, seven and six are unanswered when one and two wait. The third is sent with those, and the fifth with the fourth,
+            // since three are few.
+            let expected = [true, true, false, true, false, false, false];
+            assert_eq!(left, if waits && driving { expected } else { [false; 7] }, "{address}, {driving}");
+            assert_eq!(answers.count(), 1);
+            let answers: Vec<_> = pending.into_iter().map(|pending| pending.wait().unwrap()).collect();
+            assert_eq!(answers, [0, 1, 2, 3, 4, 5, 6, 7]);
+        }
+    }
+    Ok(())
+}
+
 /// What async handlers start goes out with what the others of their batch start. Not so before a poll that may block the thread: the
 /// future has another waker then.
 #[test]
