@@ -540,16 +540,20 @@ impl Core {
         let brief = !self.driver_lock.is_borrowed() && !self.polls.moves() && self.polls.has_others(self.pacer.nanos());
         let deadline = Some(began + if brief { BRIEF } else { AWAKE });
         let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone, brief };
-        self.drive_as_caller(acquired, &goal, None);
+        // What comes for others is not in vain.
+        let found = self.drive_as_caller(acquired, &goal, None) && !alone && !first;
         let looks = looks && (!alone || !ready());
         if brief || looks {
             let took = self.pacer.read_clock().saturating_duration_since(began);
-            if brief {
+            if brief && !found {
                 led_for((took.as_micros() as u32).clamp(BRIEF_US, AWAKE_US));
             }
             if looks {
                 self.polls.has_driven_for(took, self.pacer.nanos());
             }
+        }
+        if found {
+            operation.led_us.store(AWAKE_US, Ordering::Relaxed);
         }
         ready()
     }

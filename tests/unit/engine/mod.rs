@@ -621,6 +621,29 @@ fn future_leads_in_place_of_those_that_are_not_polled_any_more() -> crate::Resul
     Ok(())
 }
 
+/// The answers of others end sooner than that of the future which leads, where that has called last.
+#[test]
+fn future_leads_while_answers_come_for_others() -> crate::Result<()> {
+    let (server, client, echo, never) = echo_and_never("loop://")?;
+    let (core, far) = (client.by_hand(), server.by_hand());
+    // With one processor, futures do not drive.
+    if core.held_calls().is_none() {
+        return Ok(());
+    }
+    let mut leader = never.start(&1)?;
+    assert_eq!(poll_once(&mut leader), (false, 1), "it leads");
+    for n in 0..100 {
+        let other = echo.start(&n)?;
+        repeat_until(|| {
+            far.turn(false);
+            assert_eq!(poll_once(&mut leader), (false, 1), "it leads when {n} answers have come for others");
+            other.is_ready()
+        });
+    }
+    repeat_until(|| poll_once(&mut leader) == (false, 0));
+    Ok(())
+}
+
 /// A server, a client that calls it, and its procedures: one that answers, and one that does not.
 type TwoProcedures = (Engine, Engine, crate::Call<u64, u64>, crate::Call<u64, u64>);
 
