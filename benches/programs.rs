@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use calomel::{Bulk, BulkMode, Call, Engine, Procedure, Request};
+use calomel::{Bulk, BulkMode, Call, Engine, Procedure, Request, Responder};
 use common::{
     Outcome, Plan, Site, Transport, alone,
     caller::{self, Caller},
@@ -48,6 +48,12 @@ fn define(engine: &Engine) -> calomel::Result<()> {
     define_list::<[f64; 3]>(engine)?;
     define_list::<Particle>(engine)?;
     engine.define("record", |_: &Request, record: Record| record)?;
+    engine.define("give", |_: &Request, (): ()| vec![1u8; LIST])?;
+    engine.define("give half", |_: &Request, (): ()| vec![1u8; LIST / 2])?;
+    let (later, owed) = std::sync::mpsc::channel::<Responder<()>>();
+    // Ends when the engine, and with it the handler, is gone.
+    thread::spawn(move || owed.iter().for_each(|responder| responder.respond(&()).expect("its caller waits")));
+    engine.define_deferred("answered elsewhere", move |responder, (): ()| later.send(responder).expect("that thread runs"))?;
     let pool = engine.buffer_pool(LIST, TASKS);
     engine.define("pull", move |request: &Request, remote: Bulk| {
         let mut buffer = pool.take_timeout(Duration::from_secs(10)).expect("as many as there are callers");
@@ -95,6 +101,7 @@ fn measure(plan: &Plan) -> Outcome {
         list(plan, &mut report, &site, Goal::TimeAtMost(2.0), (0..LIST as u64 / 8).collect::<Vec<u64>>())?;
         list(plan, &mut report, &site, Goal::TimeAtMost(1.5), vec![[0.5, 1.0, 2.0]; LIST / 24])?;
         list(plan, &mut report, &site, Goal::None, (0..LIST as u64 / 64).map(particle).collect::<Vec<Particle>>())?;
+        result(plan, &mut report, &site)?;
         records(plan, &mut report, &site, &caller)?;
         threads(plan, &mut report, &site, &caller)?;
         tasks(plan, &mut report, &site, &caller)?;
@@ -118,6 +125,23 @@ fn list<T: Serialize>(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, goa
     )?;
     let name = format!("{}: RPC with 64 KiB as {name}", site.name());
     report.add(Figure::new(name, Unit::Time, &ours).raw("a String", &plain).goal(goal));
+    Ok(())
+}
+
+/// Beside a list of as many bytes in the arguments.
+fn result(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
+    let count = plan.count(300);
+    let list: Vec<u8> = (0..LIST).map(|n| n as u8).collect();
+    let give: Procedure<(), Vec<u8>> = site.client.procedure("give");
+    let take: Procedure<Vec<u8>, usize> = site.client.procedure(&list_name::<u8>());
+    let (give, take) = (give.on(&site.peer), take.on(&site.peer));
+    let (ours, plain) = interleave(
+        plan,
+        |samples| Ok(timed(count / 10, count, samples, || give.call(&()).map(drop))?),
+        |samples| Ok(timed(count / 10, count, samples, || take.call(&list).map(drop))?),
+    )?;
+    let name = format!("{}: RPC that answers with 64 KiB as Vec<u8>", site.name());
+    report.add(Figure::new(name, Unit::Time, &ours).raw("as arguments", &plain).goal(Goal::TimeAtMost(1.5)));
     Ok(())
 }
 
@@ -197,40 +221,56 @@ fn tasks(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller)
     report.add(Figure::new(name, Unit::Time, &ours).raw("beside none", &plain).goal(Goal::TimeAtMost(1.0)));
     let count = plan.count(60_000);
     for (what, runtime, _) in runtimes {
-        let ours = alone(plan, |samples| rate(count, TASKS, samples, |each| on(runtime, all_at_once(site, "empty", &(), each))))?;
+        let ours = alone(plan, |samples| {
+            rate(count, TASKS, samples, |each| on(runtime, all_at_once::<_, ()>(site, "empty", &(), each)))
+        })?;
         let name = format!("{}: {TASKS} tasks that call, {what}", site.name());
         report.add(Figure::new(name, Unit::Rate, &ours).goal(Goal::PerSecond(goals(site.transport).1)));
     }
     let (ours, plain) = interleave(
         plan,
         |samples| rate(count, TASKS, samples, |each| on(&current_thread, joined(site, each))),
-        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", &(), each))),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once::<_, ()>(site, "empty", &(), each))),
     )?;
     let name = format!("{}: {TASKS} calls at a time that a task joins", site.name());
     report.add(Figure::new(name, Unit::Rate, &ours).raw("as many tasks", &plain).goal(Goal::SpeedAtLeast(0.8)));
     let (ours, plain) = interleave(
         plan,
-        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty async", &(), each))),
-        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", &(), each))),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once::<_, ()>(site, "empty async", &(), each))),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once::<_, ()>(site, "empty", &(), each))),
     )?;
     let name = format!("{}: {TASKS} tasks that call an async handler", site.name());
     report.add(Figure::new(name, Unit::Rate, &ours).raw("a plain handler", &plain).goal(Goal::SpeedAtLeast(0.83)));
-    for (handler, what, goal) in [("relay", "awaits a call of", 0.25), ("blocking relay", "blocks in a call of", 0.1)] {
+    for (handler, what, goal) in [
+        ("answered elsewhere", "leaves the answer to another thread", 0.25),
+        ("relay", "awaits a call of another service", 0.25),
+        ("blocking relay", "blocks in a call of another service", 0.1),
+    ] {
         let (ours, plain) = interleave(
             plan,
-            |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, handler, &(), each))),
-            |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", &(), each))),
+            |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once::<_, ()>(site, handler, &(), each))),
+            |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once::<_, ()>(site, "empty", &(), each))),
         )?;
-        let name = format!("{}: {TASKS} tasks that call a handler which {what} another service", site.name());
+        let name = format!("{}: {TASKS} tasks that call a handler which {what}", site.name());
         report.add(Figure::new(name, Unit::Rate, &ours).raw("a plain handler", &plain).goal(Goal::SpeedAtLeast(goal)));
     }
-    // Memory that the server may also write is not sent inside the call.
-    let data = site.client.expose(vec![1u8; LIST], BulkMode::ReadWrite)?;
-    let pull = site.client.procedure::<Bulk, ()>("pull").on(&site.peer);
+    let give = site.client.procedure::<(), Vec<u8>>("give half").on(&site.peer);
     let count = plan.count(6000);
     let (ours, plain) = interleave(
         plan,
-        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "pull", &data.bulk(), each))),
+        |samples| {
+            rate(count, TASKS, samples, |each| on(&current_thread, all_at_once::<_, Vec<u8>>(site, "give half", &(), each)))
+        },
+        |samples| rate(count, 1, samples, |each| Ok((0..each).try_for_each(|_| give.call(&()).map(drop))?)),
+    )?;
+    let name = format!("{}: {TASKS} tasks that get 32 KiB each", site.name());
+    report.add(Figure::new(name, Unit::Rate, &ours).raw("one thread", &plain).goal(Goal::SpeedAtLeast(1.0)));
+    // Memory that the server may also write is not sent inside the call.
+    let data = site.client.expose(vec![1u8; LIST], BulkMode::ReadWrite)?;
+    let pull = site.client.procedure::<Bulk, ()>("pull").on(&site.peer);
+    let (ours, plain) = interleave(
+        plan,
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once::<_, ()>(site, "pull", &data.bulk(), each))),
         |samples| rate(count, 1, samples, |each| Ok((0..each).try_for_each(|_| pull.call(&data.bulk()))?)),
     )?;
     let name = format!("{}: {TASKS} tasks that call a handler which pulls 64 KiB", site.name());
@@ -304,11 +344,12 @@ fn spawned(runtime: &Runtime, count: usize, samples: &mut Vec<f64>, beside: Opti
     Ok(())
 }
 
-async fn all_at_once<A>(site: &Site<'_>, name: &str, arguments: &A, each: usize) -> calomel::Result<()>
+async fn all_at_once<A, R>(site: &Site<'_>, name: &str, arguments: &A, each: usize) -> calomel::Result<()>
 where
     A: Serialize + Clone + Send + Sync + 'static,
+    R: DeserializeOwned + Send + 'static,
 {
-    let call = site.client.procedure::<A, ()>(name).on(&site.peer);
+    let call = site.client.procedure::<A, R>(name).on(&site.peer);
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
         let (call, arguments) = (call.clone(), arguments.clone());
