@@ -60,7 +60,7 @@ pub(crate) fn append(bytes: &[u8], out: &mut Vec<u8>) {
     bytes.chunks(piece).for_each(|piece| out.extend_from_slice(piece));
 }
 
-/// Copies all of `bytes` to the beginning of `place`, which is not shorter, and returns the rest of that.
+/// Copies `bytes` to the beginning of `place`, and returns the rest of that; `None` where it is shorter.
 #[inline]
 pub(crate) fn into<'p>(bytes: &[u8], place: &'p mut [u8]) -> Option<&'p mut [u8]> {
     let (place, rest) = place.split_at_mut_checked(bytes.len())?;

@@ -325,6 +325,7 @@ impl Core {
                 self.set_timer(external);
             }
             if self.driver_lock.release_borrowed() {
+                self.send_left_answers();
                 if !all_idle || self.unsent.load(Ordering::SeqCst) {
                     self.ring();
                 }
@@ -336,6 +337,7 @@ impl Core {
             self.transports.iter().for_each(|transport| transport.unpark());
         }
         self.driver_lock.release();
+        self.send_left_answers();
     }
 
     /// Polls for events until the goal is reached, or there are jobs. The calling thread holds the driver lock.

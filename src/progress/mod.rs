@@ -217,6 +217,8 @@ pub(crate) struct Core {
     unsent: AtomicBool,
     /// What is unsent, if anything is, are calls and transfers that may wait for more. Changes under the protocol's lock only.
     unsent_may_wait: AtomicBool,
+    /// Answers are among what is unsent, which other threads have left. Changes under the protocol's lock only.
+    answers_left: AtomicBool,
     /// When the sleeping driver wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,
     start: Instant,
@@ -303,6 +305,7 @@ impl Core {
             polls: polls::Polls::default(),
             unsent: AtomicBool::new(false),
             unsent_may_wait: AtomicBool::new(false),
+            answers_left: AtomicBool::new(false),
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),
             timers: Mutex::default(),

@@ -540,8 +540,9 @@ impl Core {
         let brief = !self.driver_lock.is_borrowed() && !self.polls.moves() && self.polls.has_others(self.pacer.nanos());
         let deadline = Some(began + if brief { BRIEF } else { AWAKE });
         let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone, brief };
-        // What comes for others is not in vain.
         let found = self.drive_as_caller(acquired, &goal, None) && !alone && !first;
+        // What has ended is another's, and this was not in vain.
+        let found = found && self.proto.lock().operations_in_progress() < in_progress;
         let looks = looks && (!alone || !ready());
         if brief || looks {
             let took = self.pacer.read_clock().saturating_duration_since(began);
@@ -553,7 +554,7 @@ impl Core {
             }
         }
         if found {
-            operation.led_us.store(AWAKE_US, Ordering::Relaxed);
+            operation.led_us.store(if self.polls.rests() { GIVEN_UP } else { AWAKE_US }, Ordering::Relaxed);
         }
         ready()
     }

@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slotmap::Key;
 
@@ -57,6 +57,8 @@ pub(crate) fn poll_task<R>(task: *const (), poll: impl FnOnce() -> R) -> R {
 const KEEP: usize = 256;
 /// Bytes of payloads that a thread sends before it handles other events.
 const TURN: usize = 128 << 10;
+/// A driver that has read the clock within this time is taken to be polling.
+const POLLED_WITHIN: Duration = Duration::from_micros(50);
 
 impl Outputs {
     pub(super) fn new() -> Outputs {
@@ -171,33 +173,19 @@ impl Core {
     /// for a moment, and only while the driver is awake.
     pub(crate) fn exec_start<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
         let ended = Some(self.pacer.note(now));
-        let outputs = Outputs { ended, ..Outputs::new() };
-        self.exec_leaving(outputs, || self.polls.leads_here(), step)
-    }
-
-    /// As `exec`, for a step that answers a request. Where the peer waits for several answers, and a thread drives, that thread sends it
-    /// at its next poll: a thread that answers many requests one by one would else make a system call for each.
-    pub(crate) fn exec_answer<R>(&self, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
-        self.exec_leaving(Outputs::new(), || self.driver_lock.holder_is_awake() == Some(true), step)
-    }
-
-    /// Runs a step whose frames may wait, by the protocol: for more, or for the next poll of the driver, if that is `at_hand`.
-    fn exec_leaving<R>(
-        &self,
-        mut outputs: Outputs,
-        at_hand: impl FnOnce() -> bool,
-        step: impl FnOnce(&mut Proto<EngineEnv>) -> R,
-    ) -> R {
+        let mut outputs = Outputs { ended, ..Outputs::new() };
         let left;
         let result = {
             let mut proto = self.proto.lock();
+            // An answer may have left it.
+            proto.may_send_later();
             let result = step(&mut proto);
             let corked = self.is_corked();
             let may_wait = proto.may_send_later();
             left = !corked
                 && match may_wait {
                     MayWait::No => false,
-                    MayWait::ForNextPoll => at_hand() && !self.threads.is_handling(),
+                    MayWait::ForNextPoll => self.polls.leads_here() && !self.threads.is_handling(),
                     MayWait::ForMore => true,
                 };
             if left || corked {
@@ -215,6 +203,55 @@ impl Core {
         }
         self.check_alarm();
         result
+    }
+
+    /// As `exec`, for a step that answers a request. Where the peer waits for several answers, and a thread drives, that thread sends it
+    /// at its next poll: a thread that answers many requests one by one would else make a system call for each.
+    pub(crate) fn exec_answer<R>(&self, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
+        if self.is_corked() || self.spin.is_none() {
+            return self.exec(step);
+        }
+        let mut outputs = Outputs::new();
+        let left;
+        let result = {
+            let mut proto = self.proto.lock();
+            proto.may_send_later();
+            let result = step(&mut proto);
+            left = proto.may_send_later() != MayWait::No && self.polls_now();
+            if left {
+                proto.poll_unsent(&mut outputs.queue);
+                self.leave_unsent(false);
+                self.answers_left.store(true, Ordering::SeqCst);
+            } else {
+                collect(self, &mut proto, &mut outputs);
+            }
+            result
+        };
+        self.execute_outputs(outputs, None);
+        // The driver may have gone without having seen the flag; if it has since, it sees that.
+        if left && !self.drives_now() {
+            self.send_left_answers();
+        }
+        self.check_alarm();
+        result
+    }
+
+    /// Whether a thread drives, and runs no handler.
+    fn drives_now(&self) -> bool {
+        self.driver_lock.holder_is_awake() == Some(true) && !self.threads.is_handling()
+    }
+
+    /// Whether a thread drives, and is likely to have a processor, and not to run a waker or a hook: then it reads the clock often.
+    fn polls_now(&self) -> bool {
+        let since = || self.pacer.nanos_at(Instant::now()).saturating_sub(self.pacer.nanos());
+        self.drives_now() && since() < POLLED_WITHIN.as_nanos() as u64
+    }
+
+    /// Sends the answers that were left for a driver. For what it does next it may not be back soon.
+    pub(super) fn send_left_answers(&self) {
+        if self.answers_left.load(Ordering::SeqCst) {
+            self.exec(|_| ());
+        }
     }
 
     /// As `exec`, for drops: a forked child sends nothing, and takes no lock that a thread of the parent may have held.
@@ -295,6 +332,7 @@ impl Core {
             let mut proto = self.proto.lock();
             if proto.inject_ready(&mut outputs.queue) {
                 self.unsent.store(false, Ordering::SeqCst);
+                self.answers_left.store(false, Ordering::Relaxed);
             }
         }
         self.execute_outputs(outputs, None);
@@ -357,6 +395,7 @@ pub(super) fn collect(core: &Core, proto: &mut Proto<EngineEnv>, outputs: &mut O
     proto.poll(&mut outputs.queue);
     if core.unsent.load(Ordering::Relaxed) {
         core.unsent.store(false, Ordering::SeqCst);
+        core.answers_left.store(false, Ordering::Relaxed);
     }
 }
 

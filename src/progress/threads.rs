@@ -168,7 +168,7 @@ impl Threads {
 
     /// True while a handler runs on the progress thread.
     pub(super) fn is_handling(&self) -> bool {
-        self.handling.load(Ordering::Relaxed) % 2 == 1
+        self.handling.load(Ordering::SeqCst) % 2 == 1
     }
 
     /// Wakes the progress thread to acquire the driver lock.
@@ -446,6 +446,7 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
         // The time it takes to wake the watcher does not count as the handler's.
         let class = Some(&**job.class()).filter(|_| !core.handlers_inline);
         let woke = threads.begin_handling(lock == LockState::Holding, class);
+        core.send_left_answers();
         let began = if woke { core.pacer.read_clock() } else { core.pacer.now() };
         core.run_job(job, began, more, &mut cork);
         match threads.end_handling() {
@@ -642,11 +643,13 @@ impl Core {
         self.with_proto(|_| ());
     }
 
-    /// Runs `work` while this thread counts as the one that drives.
+    /// Runs `work` while this thread counts as the one that drives, as a caller does, and has just read the clock, however long it takes.
     pub(crate) fn while_driving<R>(&self, work: impl FnOnce() -> R) -> R {
-        assert!(self.driver_lock.try_acquire_as_progress(), "another thread drives");
+        let acquired = self.driver_lock.try_acquire().expect("no other thread drives");
+        let _guard = self.begin_driving(acquired);
+        self.pacer.note(Instant::now() + Duration::from_secs(60));
         let result = work();
-        self.driver_lock.release_as_progress();
+        self.pacer.read_clock();
         result
     }
 

@@ -48,7 +48,7 @@ pub(crate) enum MayWait {
 /// What was queued since the last send, and may wait for more.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// Calls, transfers and answers.
+    /// Calls and transfers, and answers that wait.
     operations: usize,
     /// Streams of short pushes among them, and their bytes.
     streams: usize,
@@ -84,12 +84,15 @@ impl<E: Env> PeerLink<E> {
     /// An answer was queued. It may wait for a moment where the peer waits for more answers than would.
     #[inline]
     pub(in crate::proto) fn answer_may_wait(&mut self) -> MayWait {
-        self.waiting.operations += 1;
         if !self.takes_system_calls || !self.is_open() || !self.streams.is_empty() || self.control.len() >= WORTH_SENDING {
             return MayWait::No;
         }
-        let owed = self.requests.len();
-        if owed >= MANY && 2 * self.waiting.operations < owed { MayWait::ForNextPoll } else { MayWait::No }
+        let (owed, waiting) = (self.requests.len().saturating_sub(self.cancelled), self.waiting.operations + 1);
+        if owed < MANY || 2 * waiting >= owed {
+            return MayWait::No;
+        }
+        self.waiting.operations = waiting;
+        MayWait::ForNextPoll
     }
 
     pub(in crate::proto) fn wants_to_send(&self) -> bool {

@@ -153,6 +153,9 @@ impl Core {
     /// No model has handlers, for whose next requests the progress thread would take over.
     fn has_driven(&self) {}
 
+    /// Nor any that are answered.
+    fn send_left_answers(&self) {}
+
     fn dispatch(&self, _: Job) {}
 
     fn execute_outputs(&self, outputs: Outputs, _: Option<&mut Vec<Job>>) {
