@@ -6,6 +6,7 @@
 //! while they are polled ([`polls`]); a progress thread ([`threads`]), or the program's own event loop ([`external`]), does when
 //! none waits.
 
+mod answers;
 mod completion;
 mod drive;
 mod driver_lock;

@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use slotmap::Key;
 
@@ -57,8 +57,6 @@ pub(crate) fn poll_task<R>(task: *const (), poll: impl FnOnce() -> R) -> R {
 const KEEP: usize = 256;
 /// Bytes of payloads that a thread sends before it handles other events.
 const TURN: usize = 128 << 10;
-/// A driver that has read the clock within this time is taken to be polling.
-const POLLED_WITHIN: Duration = Duration::from_micros(50);
 
 impl Outputs {
     pub(super) fn new() -> Outputs {
@@ -205,55 +203,6 @@ impl Core {
         result
     }
 
-    /// As `exec`, for a step that answers a request. Where the peer waits for several answers, and a thread drives, that thread sends it
-    /// at its next poll: a thread that answers many requests one by one would else make a system call for each.
-    pub(crate) fn exec_answer<R>(&self, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
-        if self.is_corked() || self.spin.is_none() {
-            return self.exec(step);
-        }
-        let mut outputs = Outputs::new();
-        let left;
-        let result = {
-            let mut proto = self.proto.lock();
-            proto.may_send_later();
-            let result = step(&mut proto);
-            left = proto.may_send_later() != MayWait::No && self.polls_now();
-            if left {
-                proto.poll_unsent(&mut outputs.queue);
-                self.leave_unsent(false);
-                self.answers_left.store(true, Ordering::SeqCst);
-            } else {
-                collect(self, &mut proto, &mut outputs);
-            }
-            result
-        };
-        self.execute_outputs(outputs, None);
-        // The driver may have gone without having seen the flag; if it has since, it sees that.
-        if left && !self.drives_now() {
-            self.send_left_answers();
-        }
-        self.check_alarm();
-        result
-    }
-
-    /// Whether a thread drives, and runs no handler.
-    fn drives_now(&self) -> bool {
-        self.driver_lock.holder_is_awake() == Some(true) && !self.threads.is_handling()
-    }
-
-    /// Whether a thread drives, and is likely to have a processor, and not to run a waker or a hook: then it reads the clock often.
-    fn polls_now(&self) -> bool {
-        let since = || self.pacer.nanos_at(Instant::now()).saturating_sub(self.pacer.nanos());
-        self.drives_now() && since() < POLLED_WITHIN.as_nanos() as u64
-    }
-
-    /// Sends the answers that were left for a driver. For what it does next it may not be back soon.
-    pub(super) fn send_left_answers(&self) {
-        if self.answers_left.load(Ordering::SeqCst) {
-            self.exec(|_| ());
-        }
-    }
-
     /// As `exec`, for drops: a forked child sends nothing, and takes no lock that a thread of the parent may have held.
     pub(crate) fn exec_unless_forked(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
         if !self.is_forked() {
@@ -283,7 +232,7 @@ impl Core {
 
     /// Leaves the protocol's frames for the driver to send; `may_wait`: they are of calls and transfers that may wait for more.
     /// Called under the protocol's lock.
-    fn leave_unsent(&self, may_wait: bool) {
+    pub(super) fn leave_unsent(&self, may_wait: bool) {
         let more = self.unsent.load(Ordering::Relaxed);
         self.unsent_may_wait.store(may_wait && (!more || self.unsent_may_wait.load(Ordering::Relaxed)), Ordering::Relaxed);
         if !more {
@@ -300,7 +249,7 @@ impl Core {
     }
 
     /// Whether what this thread sends is corked.
-    fn is_corked(&self) -> bool {
+    pub(super) fn is_corked(&self) -> bool {
         CORKED.get() == Some(self.identity())
     }
 
