@@ -294,7 +294,12 @@ impl Core {
             // User code waits on this thread, and may hold locks that a handler wants: handlers must not run here.
             match paused {
                 Some(paused) => paused.keep_or_pass_on(&mut jobs, ended != DriveEnd::Stopped),
-                None => jobs.drain(..).for_each(|job| self.dispatch(job)),
+                None => {
+                    if !jobs.is_empty() {
+                        self.polls.received.fetch_add(1, Ordering::Relaxed);
+                    }
+                    jobs.drain(..).for_each(|job| self.dispatch(job));
+                }
             }
             match ended {
                 DriveEnd::Stopped => return true,

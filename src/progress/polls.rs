@@ -113,6 +113,8 @@ pub(super) struct Polls {
     others_until: AtomicU64,
     /// The count up to which no poll is brief.
     moved_until: AtomicU32,
+    /// How many times threads that drive for themselves have received requests, for others to handle.
+    pub(super) received: AtomicU32,
     /// Since when calls are held; 0 when none are.
     held_since: AtomicU64,
     /// Of operations that lead.
@@ -502,8 +504,7 @@ impl Core {
             return false;
         }
         let ready = || operation.is_ready();
-        let in_progress = self.proto.lock().operations_in_progress();
-        let alone = self.polls.is_alone(in_progress);
+        let alone = self.polls.is_alone(self.proto.lock().operations_in_progress());
         let lets_others_run = self.polls.lets_others_run(self.pacer.nanos());
         // Whether the runtime gets time to look for others.
         let looks = !self.polls.moves() && (!alone || self.polls.is_busy() || self.is_external());
@@ -533,16 +534,17 @@ impl Core {
         if first {
             self.pacer.found.store(true, Ordering::Relaxed);
         }
-        // At the first poll other tasks are likely to have something to do.
+        // At the first poll others are likely to have something to do.
         let stop = || first && !alone || ready();
         // A borrowed lock is not to be returned, and borrowed again, all the time.
         let began = self.pacer.read_clock();
         let brief = !self.driver_lock.is_borrowed() && !self.polls.moves() && self.polls.has_others(self.pacer.nanos());
         let deadline = Some(began + if brief { BRIEF } else { AWAKE });
         let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone, brief };
+        let received = self.polls.received.load(Ordering::Relaxed);
         let found = self.drive_as_caller(acquired, &goal, None) && !alone && !first;
-        // What has ended is another's, and this was not in vain.
-        let found = found && self.proto.lock().operations_in_progress() < in_progress;
+        // What comes for others is not in vain, but for requests, which the progress thread would handle itself.
+        let found = found && self.polls.received.load(Ordering::Relaxed) == received;
         let looks = looks && (!alone || !ready());
         if brief || looks {
             let took = self.pacer.read_clock().saturating_duration_since(began);
