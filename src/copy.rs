@@ -148,7 +148,7 @@ mod tests {
             // SAFETY: the target is longer than offset and length together, and no part of the source.
             fastest(|| unsafe { bytes(source.as_ptr(), target.as_mut_ptr().wrapping_add(at), LEN) })
         };
-        // All of a page's, since processors differ; a handful takes a millisecond where it is slow.
+        // Many distances, since processors differ in which are slow.
         let apart = copied(256);
         let slowest = (1..128).chain([PAGE - 31, PAGE - 1]).map(&mut copied).max().unwrap_or_default();
         // On the slow path it is 17 times as long.
