@@ -27,6 +27,8 @@ use tokio::{runtime::Runtime, sync::oneshot, task::JoinSet};
 
 /// Bytes of a list, in memory.
 const LIST: usize = 64 << 10;
+/// Bytes of a list that is sent from where it lies.
+const LONG_LIST: usize = 4 << 20;
 /// Numbers of concurrent callers of one process, threads or tasks.
 const CROWDS: [usize; 3] = [2, 4, 64];
 const TASKS: usize = 64;
@@ -48,8 +50,7 @@ fn define(engine: &Engine) -> calomel::Result<()> {
     define_list::<[f64; 3]>(engine)?;
     define_list::<Particle>(engine)?;
     engine.define("record", |_: &Request, record: Record| record)?;
-    engine.define("give", |_: &Request, (): ()| vec![1u8; LIST])?;
-    engine.define("give half", |_: &Request, (): ()| vec![1u8; LIST / 2])?;
+    engine.define("give", |_: &Request, len: usize| vec![1u8; len])?;
     let (later, owed) = std::sync::mpsc::channel::<Responder<()>>();
     // Ends when the engine, and with it the handler, is gone.
     thread::spawn(move || owed.iter().for_each(|responder| responder.respond(&()).expect("its caller waits")));
@@ -101,7 +102,8 @@ fn measure(plan: &Plan) -> Outcome {
         list(plan, &mut report, &site, Goal::TimeAtMost(2.0), (0..LIST as u64 / 8).collect::<Vec<u64>>())?;
         list(plan, &mut report, &site, Goal::TimeAtMost(1.5), vec![[0.5, 1.0, 2.0]; LIST / 24])?;
         list(plan, &mut report, &site, Goal::None, (0..LIST as u64 / 64).map(particle).collect::<Vec<Particle>>())?;
-        result(plan, &mut report, &site)?;
+        result(plan, &mut report, &site, LIST, 300)?;
+        result(plan, &mut report, &site, LONG_LIST, 60)?;
         records(plan, &mut report, &site, &caller)?;
         threads(plan, &mut report, &site, &caller)?;
         tasks(plan, &mut report, &site, &caller)?;
@@ -129,18 +131,19 @@ fn list<T: Serialize>(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, goa
 }
 
 /// Beside a list of as many bytes in the arguments.
-fn result(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
-    let count = plan.count(300);
-    let list: Vec<u8> = (0..LIST).map(|n| n as u8).collect();
-    let give: Procedure<(), Vec<u8>> = site.client.procedure("give");
+fn result(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, len: usize, calls: usize) -> Outcome {
+    let count = plan.count(calls);
+    let list: Vec<u8> = (0..len).map(|n| n as u8).collect();
+    let give: Procedure<usize, Vec<u8>> = site.client.procedure("give");
     let take: Procedure<Vec<u8>, usize> = site.client.procedure(&list_name::<u8>());
     let (give, take) = (give.on(&site.peer), take.on(&site.peer));
     let (ours, plain) = interleave(
         plan,
-        |samples| Ok(timed(count / 10, count, samples, || give.call(&()).map(drop))?),
+        |samples| Ok(timed(count / 10, count, samples, || give.call(&len).map(drop))?),
         |samples| Ok(timed(count / 10, count, samples, || take.call(&list).map(drop))?),
     )?;
-    let name = format!("{}: RPC that answers with 64 KiB as Vec<u8>", site.name());
+    let size = if len == LIST { "64 KiB" } else { "4 MiB" };
+    let name = format!("{}: RPC that answers with {size} as Vec<u8>", site.name());
     report.add(Figure::new(name, Unit::Time, &ours).raw("as arguments", &plain).goal(Goal::TimeAtMost(1.5)));
     Ok(())
 }
@@ -254,14 +257,12 @@ fn tasks(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller)
         let name = format!("{}: {TASKS} tasks that call a handler which {what}", site.name());
         report.add(Figure::new(name, Unit::Rate, &ours).raw("a plain handler", &plain).goal(Goal::SpeedAtLeast(goal)));
     }
-    let give = site.client.procedure::<(), Vec<u8>>("give half").on(&site.peer);
-    let count = plan.count(6000);
+    let give = site.client.procedure::<usize, Vec<u8>>("give").on(&site.peer);
+    let (count, half) = (plan.count(6000), LIST / 2);
     let (ours, plain) = interleave(
         plan,
-        |samples| {
-            rate(count, TASKS, samples, |each| on(&current_thread, all_at_once::<_, Vec<u8>>(site, "give half", &(), each)))
-        },
-        |samples| rate(count, 1, samples, |each| Ok((0..each).try_for_each(|_| give.call(&()).map(drop))?)),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once::<_, Vec<u8>>(site, "give", &half, each))),
+        |samples| rate(count, 1, samples, |each| Ok((0..each).try_for_each(|_| give.call(&half).map(drop))?)),
     )?;
     let name = format!("{}: {TASKS} tasks that get 32 KiB each", site.name());
     report.add(Figure::new(name, Unit::Rate, &ours).raw("one thread", &plain).goal(Goal::SpeedAtLeast(1.0)));

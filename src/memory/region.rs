@@ -40,9 +40,14 @@ pub(crate) struct Region {
     outside: Mutex<Outside>,
     /// Memory that the region itself owns: bodies of large messages.
     owned: Mutex<Option<MessageBuffer>>,
+    /// The owners of its segments, where these are values of the program's: dropped with the region, and not touched before.
+    _values: Option<Values>,
     /// Those of its segments that peers on the same host can map, by their addresses.
     blocks: Box<[(usize, Weak<Block>)]>,
 }
+
+/// What stands before a message, and the value that has the rest of it.
+type Values = (Vec<u8>, Box<dyn AsRef<[u8]> + Send>);
 
 #[derive(Default)]
 struct Outside {
@@ -88,8 +93,35 @@ impl Region {
         let mut blocks: Box<[_]> =
             if blocks.is_empty() { Box::default() } else { blocks.into_iter().filter_map(begin).collect() };
         blocks.sort_unstable_by_key(|(begin, _)| *begin);
-        let (gate, outside, owned) = (RwLock::new(true), Mutex::default(), Mutex::new(None));
-        Arc::new(Region { segments, len: start, gate, outside, owned, blocks })
+        let mut region = Region::of(segments);
+        region.blocks = blocks;
+        Arc::new(region)
+    }
+
+    /// Of these segments, one behind the other.
+    fn of(segments: SmallVec<[Segment; 1]>) -> Region {
+        Region {
+            len: segments.last().map_or(0, |last| last.start + last.len),
+            segments,
+            gate: RwLock::new(true),
+            outside: Mutex::default(),
+            owned: Mutex::new(None),
+            _values: None,
+            blocks: Box::default(),
+        }
+    }
+
+    /// A region that owns the message which it has: its head, and the value that has the rest.
+    pub(crate) fn keeping(head: Vec<u8>, value: Box<dyn AsRef<[u8]> + Send>) -> Arc<Region> {
+        // The value stays borrowed until it is dropped: it is not reached in another way, nor moved, since it is in a box.
+        let rest = (*value).as_ref();
+        let segments = [
+            Segment { start: 0, address: head.as_ptr().cast_mut(), len: head.len() },
+            Segment { start: head.len(), address: rest.as_ptr().cast_mut(), len: rest.len() },
+        ];
+        let mut region = Region::of(SmallVec::from_slice(&segments));
+        region._values = Some((head, value));
+        Arc::new(region)
     }
 
     /// A region that owns its memory.
@@ -101,14 +133,9 @@ impl Region {
     fn owning(mut buffer: MessageBuffer, begin: usize) -> Arc<Region> {
         debug_assert!(begin <= buffer.len());
         let segment = Segment { start: 0, address: buffer.address().wrapping_add(begin), len: buffer.len() - begin };
-        Arc::new(Region {
-            segments: SmallVec::from_buf([segment]),
-            len: segment.len,
-            gate: RwLock::new(true),
-            outside: Mutex::default(),
-            owned: Mutex::new(Some(buffer)),
-            blocks: Box::default(),
-        })
+        let mut region = Region::of(SmallVec::from_buf([segment]));
+        region.owned = Mutex::new(Some(buffer));
+        Arc::new(region)
     }
 
     /// The block that an address of the region lies in.

@@ -25,10 +25,10 @@ use crate::engine::{
     DecodeContext, EncodeBuffer, EncodeMessage, Endpoint, Engine, EngineShared, HandledCalls, MonitoredCall, decoding,
     encode_message, outgoing_body,
 };
-use crate::memory::Slice;
+use crate::memory::{Region, Slice};
 use crate::progress::{EngineEnv, Handler, HandlerClass, error_of, nanos, spare};
 use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, Placed, Reply, RequestId, Status};
-use crate::shape::{Knowledge, Receiver, Shape};
+use crate::shape::{InPlace, Knowledge, Receiver, Shape};
 use crate::{Error, MessageSide, TraceContext};
 pub(super) use tasks::{asynchronous, fallible_async};
 
@@ -425,14 +425,14 @@ fn panicked(request: &Request, panic: &(dyn Any + Send)) -> Status {
 }
 
 /// Responds with what the closure returned, or with its panic.
-fn respond_with<R: Serialize>(response: &OwedResponse, outcome: std::thread::Result<R>) {
+fn respond_with<R: Serialize + 'static>(response: &OwedResponse, outcome: std::thread::Result<R>) {
     respond_or_fail(response, outcome.map(Ok));
 }
 
 /// Responds with what the closure returned, with the text of its error, or with its panic.
-fn respond_or_fail<R: Serialize>(response: &OwedResponse, outcome: std::thread::Result<Result<R, String>>) {
+fn respond_or_fail<R: Serialize + 'static>(response: &OwedResponse, outcome: std::thread::Result<Result<R, String>>) {
     let sent = match outcome {
-        Ok(Ok(result)) => match response.try_respond(&result) {
+        Ok(Ok(result)) => match response.try_respond_owned(result) {
             Ok(sent) => sent,
             // The caller has it.
             Err(_panic) => return,
@@ -704,11 +704,23 @@ impl OwedResponse {
     /// As [`Responder::respond`], with the panic of a value that panics while it is encoded, which the caller gets.
     fn try_respond<R: Serialize>(&self, result: &R) -> std::thread::Result<Answered> {
         let OwedResponse { request, side, .. } = self;
-        self.respond(&mut |buffer, leases| encode_message(result, buffer, leases, request.shared(), &side.results))
+        self.respond(&mut |buffer, leases| encode_message(result, buffer, leases, request.shared(), &side.results), None)
     }
 
-    /// Responds with what `encode` encodes.
-    fn respond(&self, encode: EncodeMessage<'_, '_>) -> std::thread::Result<Answered> {
+    /// As `try_respond`. A long list or text is sent from where it lies, as [`Call::call`](crate::Call::call) does with arguments.
+    #[inline]
+    fn try_respond_owned<R: Serialize + 'static>(&self, result: R) -> std::thread::Result<Answered> {
+        let OwedResponse { request, side, .. } = self;
+        let is_long = |content: &InPlace<'_>| content.bytes.len() > request.shared().config.eager_limit;
+        let Some(content) = InPlace::of(&&result).filter(is_long).map(|content| content.without_bytes()) else {
+            return self.try_respond(&result);
+        };
+        let body = Slice::whole(&Region::keeping(content.head(), InPlace::take(result)));
+        self.respond(&mut |buffer, leases| encode_message(&content, buffer, leases, request.shared(), &side.results), Some(body))
+    }
+
+    /// Responds with what `encode` encodes. `body` is what to send where it need not be encoded: then `encode` only shows its type.
+    fn respond(&self, encode: EncodeMessage<'_, '_>, body: Option<Slice>) -> std::thread::Result<Answered> {
         let request = &self.request;
         if request.one_way {
             let content = OutgoingBody::Small(&[]);
@@ -731,7 +743,10 @@ impl OwedResponse {
                 return Err(panic);
             }
         };
-        let content = outgoing_body(&mut buffer, request.shared().config.eager_limit);
+        let content = match body {
+            Some(body) => OutgoingBody::Large(body),
+            None => outgoing_body(&mut buffer, request.shared().config.eager_limit),
+        };
         Ok(self.answer(&mut Reply { content, result: declared.number, shape: &declared.shape, leases }))
     }
 }

@@ -168,8 +168,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     }
 
     /// Calls, and blocks until the response has arrived. Arguments that are nothing but a text (`str`, `String`) or a list (`[T]`,
-    /// `Vec<T>`) of bytes, `bool`s, floats or points (`[f64; 3]`, and other arrays of two to four floats) are sent from where they
-    /// lie; others, and those of [`Call::start`] and [`Call::notify`], are copied into a buffer first. That makes a difference from
+    /// `Vec<T>`) of bytes, `bool`s, floats or points (`[f64; 3]`, and other arrays of two to four floats), or an `Option` of a `String`
+    /// or such a `Vec`, are sent from where they lie; others, and those of [`Call::start`] and [`Call::notify`], are copied into a buffer first. That makes a difference from
     /// some 100 KiB on.
     ///
     /// # Errors

@@ -7,12 +7,12 @@
 
 #![allow(unsafe_code)]
 
-use std::any::TypeId;
+use std::any::{Any, TypeId};
 use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
 use std::{ptr, slice};
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::{NoUninit, Pod, Zeroable};
 use postcard::{Error, Result};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::forward_to_deserialize_any;
@@ -313,15 +313,31 @@ pub(super) fn slice_of<I, T: Plain>(sequence: &I) -> Option<&[T]> {
     }
 }
 
-/// A list of numbers or points, or a text, whose bytes on the wire are those in memory, behind their count: all of a message.
+/// A list of numbers or points, or a text, whose bytes on the wire are those in memory, behind their count: all of a message. Or an
+/// `Option` that has one.
 ///
 /// It encodes as a list of one of them, or as an empty text, which shows of the type what the whole list shows.
 pub(crate) struct InPlace<'a> {
-    /// The type of its elements; `str` for a text.
-    of: TypeId,
+    of: ElementType,
     /// Numbers or points, or bytes of the text.
     count: usize,
+    is_option: bool,
     pub bytes: &'a [u8],
+}
+
+/// The type of a list's elements; `str` for a text. It encodes as the list does, or as the text.
+#[derive(Clone, Copy)]
+struct ElementType(TypeId);
+
+/// The memory of such a list or text.
+pub(crate) type OwnedContent = Box<dyn AsRef<[u8]> + Send>;
+
+struct List<T>(Vec<T>);
+
+impl<T: NoUninit> AsRef<[u8]> for List<T> {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
 }
 
 impl<'a> InPlace<'a> {
@@ -331,34 +347,81 @@ impl<'a> InPlace<'a> {
         macro_rules! find {
             ($($ty:ty)*) => {
                 $(if let Some(numbers) = slice_of::<&A, $ty>(value) {
-                    return Some(InPlace {
-                        of: TypeId::of::<$ty>(),
-                        count: numbers.len(),
-                        bytes: bytemuck::cast_slice(numbers),
-                    });
+                    return Some(InPlace::list(numbers, false));
+                }
+                if let Some(option) = value_as::<A, Option<Vec<$ty>>>(value) {
+                    return option.as_deref().map(|numbers| InPlace::list(numbers, true));
                 })*
             };
         }
         if cfg!(target_endian = "little") {
             for_each_copied!(find!);
         }
-        let text = text_of(value)?;
-        Some(InPlace { of: TypeId::of::<str>(), count: text.len(), bytes: text.as_bytes() })
+        if let Some(option) = value_as::<A, Option<String>>(value) {
+            return option.as_deref().map(|text| InPlace::text(text, true));
+        }
+        Some(InPlace::text(text_of(value)?, false))
+    }
+
+    fn list<T: Plain + NoUninit>(elements: &'a [T], is_option: bool) -> InPlace<'a> {
+        let (of, count) = (ElementType(TypeId::of::<T>()), elements.len());
+        InPlace { of, count, is_option, bytes: bytemuck::cast_slice(elements) }
+    }
+
+    fn text(text: &'a str, is_option: bool) -> InPlace<'a> {
+        InPlace { of: ElementType(TypeId::of::<str>()), count: text.len(), is_option, bytes: text.as_bytes() }
+    }
+
+    /// What shows the type, and stands before the bytes, where the value that has them moves.
+    pub(crate) fn without_bytes(&self) -> InPlace<'static> {
+        InPlace { of: self.of, count: self.count, is_option: self.is_option, bytes: &[] }
+    }
+
+    /// Takes the memory out of a value that owns such content.
+    pub(crate) fn take<R: 'static>(value: R) -> OwnedContent {
+        let mut value = Some(value);
+        let value: &mut dyn Any = &mut value;
+        macro_rules! take {
+            ($($ty:ty)*) => {
+                $(if let Some(list) = taken::<Vec<$ty>>(value) {
+                    return Box::new(List(list));
+                })*
+            };
+        }
+        for_each_copied!(take!);
+        Box::new(taken::<String>(value).expect("the value has content in place"))
     }
 
     /// What stands before the bytes on the wire.
     pub(crate) fn head(&self) -> Vec<u8> {
-        let mut head = Vec::with_capacity(LONGEST);
+        let mut head = Vec::with_capacity(1 + LONGEST);
+        if self.is_option {
+            head.push(1);
+        }
         encode_number(self.count as u64, &mut head);
         head
     }
 }
 
+/// Takes a `T` out of an `Option` of it, or of an `Option` of that.
+fn taken<T: 'static>(value: &mut dyn Any) -> Option<T> {
+    match value.downcast_mut::<Option<T>>() {
+        Some(value) => value.take(),
+        None => value.downcast_mut::<Option<Option<T>>>()?.take()?,
+    }
+}
+
 impl Serialize for InPlace<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        if self.is_option { serializer.serialize_some(&self.of) } else { self.of.serialize(serializer) }
+    }
+}
+
+impl Serialize for ElementType {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         macro_rules! show {
             ($($ty:ty)*) => {
-                $(if self.of == TypeId::of::<$ty>() {
+                $(if self.0 == TypeId::of::<$ty>() {
                     return [<$ty>::zeroed()][..].serialize(serializer);
                 })*
             };
@@ -422,20 +485,21 @@ pub(crate) fn decode_array<T>(rest: &mut &[u8]) -> Result<T> {
     Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
+/// The value, if it is a `T`.
+#[inline]
+fn value_as<'a, A: ?Sized, T: 'static>(value: &'a &A) -> Option<&'a T> {
+    // SAFETY: `A` is `T`, so this is a `&T`, for a lifetime that is at least the result's.
+    (typeid::of::<A>() == TypeId::of::<T>()).then(|| unsafe { *(&raw const *value).cast::<&T>() })
+}
+
 /// The text, if it is a `str` or `String`.
 #[inline]
 fn text_of<'a, A: ?Sized>(value: &'a &A) -> Option<&'a str> {
-    let ty = typeid::of::<A>();
-    let value = &raw const *value;
-    if ty == TypeId::of::<str>() {
+    if typeid::of::<A>() == TypeId::of::<str>() {
         // SAFETY: `A` is `str`, so this is a `&str`, for a lifetime that is at least the result's.
-        Some(unsafe { *value.cast::<&str>() })
-    } else if ty == TypeId::of::<String>() {
-        // SAFETY: as above, with a `&String`.
-        Some(unsafe { *value.cast::<&String>() })
-    } else {
-        None
+        return Some(unsafe { *(&raw const *value).cast::<&str>() });
     }
+    value_as::<A, String>(value).map(String::as_str)
 }
 
 /// The seed by which serde's own impls decode a `T`, once more.

@@ -98,25 +98,41 @@ fn check_in_place<A: Serialize + ?Sized>(value: &A) {
     assert_eq!(Shape::of_value(&content), Shape::of_value(value));
 }
 
+/// As `check_in_place`, and then with what owns the bytes alone.
+#[track_caller]
+fn check_taken<R: Serialize + 'static>(value: R) {
+    check_in_place(&value);
+    let encoded = postcard::to_stdvec(&value).unwrap();
+    let content = InPlace::of(&&value).unwrap().without_bytes();
+    let memory = InPlace::take(value);
+    assert_eq!([&content.head(), (*memory).as_ref()].concat(), encoded);
+}
+
 #[test]
 fn bytes_in_memory_are_those_on_the_wire_and_show_the_same_shape() {
     for len in [1, 127, 128, 20_000] {
-        check_in_place(&vec![7u8; len]);
+        check_taken(vec![7u8; len]);
         check_in_place(&vec![7u8; len][..]);
-        check_in_place(&vec![-7i8; len]);
-        check_in_place(&vec![true; len]);
-        check_in_place(&vec![0.5f32; len]);
+        check_taken(vec![-7i8; len]);
+        check_taken(vec![true; len]);
+        check_taken(vec![0.5f32; len]);
+        check_taken(vec![0.5f64; len]);
         check_in_place(&vec![0.5f64; len][..]);
-        check_in_place(&vec![[0.5f32, 1.0]; len]);
-        check_in_place(&vec![[0.5f32, 1.0, 2.0]; len][..]);
-        check_in_place(&vec![[0.5f32; 4]; len]);
-        check_in_place(&vec![[0.5f64, 1.0]; len]);
-        check_in_place(&vec![[0.5f64, 1.0, 2.0]; len]);
-        check_in_place(&vec![[0.5f64; 4]; len]);
-        check_in_place(&vec![[7u8; 16]; len]);
+        check_taken(vec![[0.5f32, 1.0]; len]);
+        check_taken(vec![[0.5f32, 1.0, 2.0]; len]);
+        check_taken(vec![[0.5f32; 4]; len]);
+        check_taken(vec![[0.5f64, 1.0]; len]);
+        check_taken(vec![[0.5f64, 1.0, 2.0]; len]);
+        check_taken(vec![[0.5f64; 4]; len]);
+        check_taken(vec![[7u8; 16]; len]);
+        check_taken(vec![[7u8; 32]; len]);
         check_in_place(&vec![[7u8; 32]; len][..]);
-        check_in_place(&"ä".repeat(len));
+        check_taken("ä".repeat(len));
         check_in_place(&"ä".repeat(len)[..]);
+        check_taken(Some(vec![7u8; len]));
+        check_taken(Some(vec![true; len]));
+        check_taken(Some(vec![[0.5f64, 1.0, 2.0]; len]));
+        check_taken(Some("ä".repeat(len)));
     }
 }
 
@@ -129,6 +145,12 @@ fn other_types_are_copied() {
     assert!(InPlace::of(&&[0.5f64; 3]).is_none());
     assert!(InPlace::of(&&vec![(0.5f64, 0.5f64); 100]).is_none());
     assert!(InPlace::of(&&(vec![7u8; 100],)).is_none());
+    assert!(InPlace::of(&&None::<Vec<u8>>).is_none());
+    assert!(InPlace::of(&&None::<String>).is_none());
+    assert!(InPlace::of(&&Some(vec![7u64; 100])).is_none());
+    assert!(InPlace::of(&&Some(Some(vec![7u8; 100]))).is_none());
+    assert!(InPlace::of(&&Ok::<_, ()>(vec![7u8; 100])).is_none());
+    assert!(InPlace::of(&&Box::new(vec![7u8; 100])).is_none());
     assert!(InPlace::of(&&std::sync::Mutex::new(String::new())).is_none());
 }
 

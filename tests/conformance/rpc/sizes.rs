@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use calomel::{Error, Request};
+use calomel::{Error, HandlerResult, Request};
 
 use crate::assert_error;
 use crate::support::{self, BOUND, Net, Pair, pattern};
@@ -85,6 +85,38 @@ fn byte_vectors_of_every_size_arrive(net: &Net) {
         bytes.reverse();
         assert!(answer == bytes, "{len}");
     }
+}
+
+/// Of the types that are sent from where they lie when they are long, and of others that are like them.
+fn results_of_each_type_arrive(net: &Net) {
+    type Lists = (Vec<u8>, Option<Vec<u8>>, Result<Vec<u8>, String>, Vec<[f64; 3]>, Option<Vec<bool>>);
+    let lists = |len: usize| -> Lists {
+        let (bytes, points) = (pattern(1, len), (0..len / 24).map(|i| [i as f64, 0.5, -1.0]).collect());
+        let flags = bytes.iter().map(|byte| byte % 2 == 0).collect();
+        (bytes.clone(), (len > 0).then(|| bytes.clone()), Ok(bytes), points, Some(flags))
+    };
+    let pair = eager_pair(net);
+    let server = &pair.server;
+    server.define("bytes", move |_: &Request, len: usize| lists(len).0).unwrap();
+    server.define("option", move |_: &Request, len: usize| lists(len).1).unwrap();
+    server.define("result", move |_: &Request, len: usize| lists(len).2).unwrap();
+    server.define_try("points", move |_: &Request, len: usize| -> HandlerResult<_> { Ok(lists(len).3) }).unwrap();
+    server.define_async("flags", move |_: Request, len: usize| async move { lists(len).4 }).unwrap();
+    server.define("text", |_: &Request, len: usize| (len > 0).then(|| text(len))).unwrap();
+    let (client, to) = (&pair.client, &pair.to_server);
+    for len in [0, 1, EAGER - 4, EAGER, EAGER + 1, 24 * EAGER, LIMIT - 8] {
+        let expected = lists(len);
+        assert!(client.procedure::<usize, Vec<u8>>("bytes").on(to).call(&len).unwrap() == expected.0, "{len}");
+        assert!(client.procedure::<usize, Option<Vec<u8>>>("option").on(to).call(&len).unwrap() == expected.1, "{len}");
+        assert!(client.procedure::<usize, Result<Vec<u8>, String>>("result").on(to).call(&len).unwrap() == expected.2, "{len}");
+        assert!(client.procedure::<usize, Vec<[f64; 3]>>("points").on(to).call(&len).unwrap() == expected.3, "{len}");
+        assert!(client.procedure::<usize, Option<Vec<bool>>>("flags").on(to).call(&len).unwrap() == expected.4, "{len}");
+        let wanted = (len > 0).then(|| text(len));
+        assert!(client.procedure::<usize, Option<String>>("text").on(to).call(&len).unwrap() == wanted, "{len}");
+    }
+    // A caller of another type is told so, as of short results.
+    let other = client.procedure::<usize, Vec<u8>>("option").on(to).call(&LIMIT);
+    assert_error!(other, Error::TypeMismatch { .. });
 }
 
 fn large_messages_in_both_directions_at_once_arrive(net: &Net) {
@@ -226,6 +258,7 @@ suite![
     large_arguments_or_large_results_arrive,
     one_way_calls_of_every_size_arrive,
     byte_vectors_of_every_size_arrive,
+    results_of_each_type_arrive,
     large_messages_in_both_directions_at_once_arrive,
     sixty_four_mebibytes_are_sent_and_returned,
     the_default_limit_admits_large_messages,
