@@ -591,6 +591,27 @@ mod tests {
         assert_eq!(*region.take_message(), [0, 1, 0, 1, 2, 3, 4, 5, 6, 7]);
     }
 
+    #[test]
+    fn region_that_keeps_a_value_drops_it_in_the_end() {
+        struct Text(String, Arc<()>);
+        impl AsRef<[u8]> for Text {
+            fn as_ref(&self) -> &[u8] {
+                self.0.as_bytes()
+            }
+        }
+        let alive = Arc::new(());
+        let kept = Region::keeping(vec![3], Box::new(Text("abc".to_owned(), alive.clone())));
+        let slice = Slice::whole(&kept);
+        drop(kept);
+        assert_eq!((slice.len, slice.region.segment_count()), (4, 2));
+        let message = Region::for_message(4);
+        assert_eq!(copy(&slice, &Slice::whole(&message), CopyPath::Cached), CopyOutcome::All);
+        assert_eq!(*message.take_message(), *b"\x03abc");
+        assert_eq!(Arc::strong_count(&alive), 2);
+        drop(slice);
+        assert_eq!(Arc::strong_count(&alive), 1);
+    }
+
     /// splitmix64.
     fn random(state: &mut u64) -> usize {
         *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

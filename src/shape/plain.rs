@@ -383,13 +383,18 @@ impl<'a> InPlace<'a> {
         let value: &mut dyn Any = &mut value;
         macro_rules! take {
             ($($ty:ty)*) => {
-                $(if let Some(list) = taken::<Vec<$ty>>(value) {
+                $(if let Some(mut list) = taken::<Vec<$ty>>(value) {
+                    // A peer that is slow to read it would hold all of its memory.
+                    if list.capacity() / 2 > list.len() {
+                        list.shrink_to_fit();
+                    }
                     return Box::new(List(list));
                 })*
             };
         }
         for_each_copied!(take!);
-        Box::new(taken::<String>(value).expect("the value has content in place"))
+        let text = taken::<String>(value).expect("the value has content in place");
+        InPlace::take(text.into_bytes())
     }
 
     /// What stands before the bytes on the wire.
