@@ -40,14 +40,14 @@ pub(crate) struct Region {
     outside: Mutex<Outside>,
     /// Memory that the region itself owns: bodies of large messages.
     owned: Mutex<Option<MessageBuffer>>,
-    /// The owners of its segments, where these are values of the program's: dropped with the region, and not touched before.
-    _values: Option<Values>,
+    /// What owns its segments, where neither the creator nor `owned` does. Nothing reaches it before it is dropped with the region.
+    _kept: Option<KeptMessage>,
     /// Those of its segments that peers on the same host can map, by their addresses.
     blocks: Box<[(usize, Weak<Block>)]>,
 }
 
-/// What stands before a message, and the value that has the rest of it.
-type Values = (Vec<u8>, Box<dyn AsRef<[u8]> + Send>);
+/// The head of a message, and a value of the program's that has the rest of it.
+type KeptMessage = (Vec<u8>, Arc<dyn AsRef<[u8]> + Send + Sync>);
 
 #[derive(Default)]
 struct Outside {
@@ -106,21 +106,21 @@ impl Region {
             gate: RwLock::new(true),
             outside: Mutex::default(),
             owned: Mutex::new(None),
-            _values: None,
+            _kept: None,
             blocks: Box::default(),
         }
     }
 
     /// A region that owns the message which it has: its head, and the value that has the rest.
-    pub(crate) fn keeping(head: Vec<u8>, value: Box<dyn AsRef<[u8]> + Send>) -> Arc<Region> {
-        // The value stays borrowed until it is dropped: it is not reached in another way, nor moved, since it is in a box.
+    pub(crate) fn keeping(head: Vec<u8>, value: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Arc<Region> {
+        // The value stays borrowed until it is dropped with the region: it does not move, and is not reached in another way.
         let rest = (*value).as_ref();
         let segments = [
             Segment { start: 0, address: head.as_ptr().cast_mut(), len: head.len() },
             Segment { start: head.len(), address: rest.as_ptr().cast_mut(), len: rest.len() },
         ];
         let mut region = Region::of(SmallVec::from_slice(&segments));
-        region._values = Some((head, value));
+        region._kept = Some((head, value));
         Arc::new(region)
     }
 
@@ -593,14 +593,18 @@ mod tests {
 
     #[test]
     fn region_that_keeps_a_value_drops_it_in_the_end() {
-        struct Text(String, Arc<()>);
+        /// Its bytes move with it.
+        struct Text {
+            text: [u8; 3],
+            _alive: Arc<()>,
+        }
         impl AsRef<[u8]> for Text {
             fn as_ref(&self) -> &[u8] {
-                self.0.as_bytes()
+                &self.text
             }
         }
         let alive = Arc::new(());
-        let kept = Region::keeping(vec![3], Box::new(Text("abc".to_owned(), alive.clone())));
+        let kept = Region::keeping(vec![3], Arc::new(Text { text: *b"abc", _alive: alive.clone() }));
         let slice = Slice::whole(&kept);
         drop(kept);
         assert_eq!((slice.len, slice.region.segment_count()), (4, 2));

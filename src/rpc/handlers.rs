@@ -711,7 +711,7 @@ impl OwedResponse {
     #[inline]
     fn try_respond_owned<R: Serialize + 'static>(&self, result: R) -> std::thread::Result<Answered> {
         let OwedResponse { request, side, .. } = self;
-        let is_long = |content: &InPlace<'_>| content.bytes.len() > request.shared().config.eager_limit;
+        let is_long = |content: &InPlace<'_>| content.bytes.len() > request.shared().config.eager_limit && !request.is_one_way();
         let Some(content) = InPlace::of(&&result).filter(is_long).map(|content| content.without_bytes()) else {
             return self.try_respond(&result);
         };

@@ -168,9 +168,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     }
 
     /// Calls, and blocks until the response has arrived. Arguments that are nothing but a text (`str`, `String`) or a list (`[T]`,
-    /// `Vec<T>`) of bytes, `bool`s, floats or points (`[f64; 3]`, and other arrays of two to four floats), or an `Option` of a `String`
-    /// or such a `Vec`, are sent from where they lie; others, and those of [`Call::start`] and [`Call::notify`], are copied into a buffer first. That makes a difference from
-    /// some 100 KiB on.
+    /// `Vec<T>`) of bytes, `bool`s, floats, points (`[f64; 3]`, and other arrays of two to four floats) or keys (`[u8; 16]`,
+    /// `[u8; 32]`), or an `Option` of a `String` or such a `Vec`, are sent from where they lie; others, and those of [`Call::start`]
+    /// and [`Call::notify`], are copied into a buffer first. That makes a difference from some 100 KiB on.
     ///
     /// # Errors
     /// Any but those of listening and exposing; see [`Error`]. The call is made at most once, and never repeated by the

@@ -10,6 +10,7 @@
 use std::any::{Any, TypeId};
 use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
+use std::sync::Arc;
 use std::{ptr, slice};
 
 use bytemuck::{NoUninit, Pod, Zeroable};
@@ -330,11 +331,11 @@ pub(crate) struct InPlace<'a> {
 struct ElementType(TypeId);
 
 /// The memory of such a list or text.
-pub(crate) type OwnedContent = Box<dyn AsRef<[u8]> + Send>;
+pub(crate) type OwnedContent = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 struct List<T>(Vec<T>);
 
-impl<T: NoUninit> AsRef<[u8]> for List<T> {
+impl<T: Plain + NoUninit> AsRef<[u8]> for List<T> {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.0)
     }
@@ -384,11 +385,11 @@ impl<'a> InPlace<'a> {
         macro_rules! take {
             ($($ty:ty)*) => {
                 $(if let Some(mut list) = taken::<Vec<$ty>>(value) {
-                    // A peer that is slow to read it would hold all of its memory.
-                    if list.capacity() / 2 > list.len() {
+                    // A peer that is slow to read it holds all of its memory, and the limits count its bytes.
+                    if list.capacity() - list.len() > list.len() / 4 {
                         list.shrink_to_fit();
                     }
-                    return Box::new(List(list));
+                    return Arc::new(List(list));
                 })*
             };
         }
@@ -490,10 +491,10 @@ pub(crate) fn decode_array<T>(rest: &mut &[u8]) -> Result<T> {
     Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
-/// The value, if it is a `T`.
+/// The value, if it is a `T`, which is a type without lifetimes.
 #[inline]
 fn value_as<'a, A: ?Sized, T: 'static>(value: &'a &A) -> Option<&'a T> {
-    // SAFETY: `A` is `T`, so this is a `&T`, for a lifetime that is at least the result's.
+    // SAFETY: `A` is `T`, since `T` has no lifetimes; so this is a `&T`, for a lifetime that is at least the result's.
     (typeid::of::<A>() == TypeId::of::<T>()).then(|| unsafe { *(&raw const *value).cast::<&T>() })
 }
 

@@ -109,6 +109,22 @@ fn check_taken<R: Serialize + 'static>(value: R) {
 }
 
 #[test]
+fn memory_that_is_taken_is_hardly_longer_than_its_content() {
+    let address = |bytes: &[u8]| bytes.as_ptr();
+    let mut list = Vec::with_capacity(100_000);
+    list.resize(90_000, 7u8);
+    let at = address(&list);
+    assert_eq!(address((*InPlace::take(Some(list))).as_ref()), at, "a list that fills its memory is copied");
+    let mut text = String::with_capacity(20_000_000);
+    text.push_str("short");
+    let at = address(text.as_bytes());
+    let memory = InPlace::take(text);
+    assert_eq!((*memory).as_ref(), b"short");
+    // An allocation of 20 MB is a mapping, and a short one is not.
+    assert_ne!(address((*memory).as_ref()), at, "a short text keeps its memory");
+}
+
+#[test]
 fn bytes_in_memory_are_those_on_the_wire_and_show_the_same_shape() {
     for len in [1, 127, 128, 20_000] {
         check_taken(vec![7u8; len]);
