@@ -91,9 +91,12 @@ fn reuse_memory(out: &mut Vec<u8>, len: usize) {
     }
 }
 
-/// What has been encoded, to be sent. Longer than `eager`, it is taken out of the buffer, and stays until the peer has it.
-pub(crate) fn outgoing_body(buffer: &mut Vec<u8>, eager: usize) -> OutgoingBody<'_, Slice> {
-    if buffer.len() > eager {
+/// What is to be sent: `in_place`, where the buffer only shows its type, or else what has been encoded. Longer than `eager`, that is taken
+/// out of the buffer, and stays until the peer has it.
+pub(crate) fn outgoing_body(in_place: Option<Slice>, buffer: &mut Vec<u8>, eager: usize) -> OutgoingBody<'_, Slice> {
+    if let Some(body) = in_place {
+        OutgoingBody::Large(body)
+    } else if buffer.len() > eager {
         OutgoingBody::Large(Slice::whole(&Region::from_vec(mem::take(buffer))))
     } else {
         OutgoingBody::Small(buffer)

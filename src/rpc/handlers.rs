@@ -743,10 +743,7 @@ impl OwedResponse {
                 return Err(panic);
             }
         };
-        let content = match body {
-            Some(body) => OutgoingBody::Large(body),
-            None => outgoing_body(&mut buffer, request.shared().config.eager_limit),
-        };
+        let content = outgoing_body(body, &mut buffer, request.shared().config.eager_limit);
         Ok(self.answer(&mut Reply { content, result: declared.number, shape: &declared.shape, leases }))
     }
 }

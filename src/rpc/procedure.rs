@@ -20,7 +20,7 @@ use crate::engine::{
 };
 use crate::memory::{SentRegion, Slice};
 use crate::progress::{Awaited, Completion, EngineEnv, OperationOutcome, OwnCompletion, error_of, spare, wait_any};
-use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, OutgoingBody, Placed, Rejected};
+use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, Placed, Rejected};
 use crate::shape::{InPlace, Mismatch, Shape, Verdicts};
 use crate::{Error, MessageSide, Result, TraceContext};
 
@@ -396,10 +396,7 @@ impl CallTarget {
             name: &info.name,
             shape: &declared.shape,
             provider: endpoint.provider_id(),
-            content: match body {
-                Some(body) => OutgoingBody::Large(body),
-                None => outgoing_body(&mut buffer, shared.config.eager_limit),
-            },
+            content: outgoing_body(body, &mut buffer, shared.config.eager_limit),
             leases,
             deadline,
             trace: beginning.span.trace(),

@@ -384,12 +384,8 @@ impl<'a> InPlace<'a> {
         let value: &mut dyn Any = &mut value;
         macro_rules! take {
             ($($ty:ty)*) => {
-                $(if let Some(mut list) = taken::<Vec<$ty>>(value) {
-                    // A peer that is slow to read it holds all of its memory, and the limits count its bytes.
-                    if list.capacity() - list.len() > list.len() / 4 {
-                        list.shrink_to_fit();
-                    }
-                    return Arc::new(List(list));
+                $(if let Some(list) = taken::<Vec<$ty>>(value) {
+                    return Arc::new(List(fitted(list)));
                 })*
             };
         }
@@ -407,6 +403,14 @@ impl<'a> InPlace<'a> {
         encode_number(self.count as u64, &mut head);
         head
     }
+}
+
+/// The list in memory that is hardly longer: a peer that is slow to read it holds all of that, and the limits count its bytes.
+fn fitted<T>(mut list: Vec<T>) -> Vec<T> {
+    if list.capacity() - list.len() > list.len() / 4 {
+        list.shrink_to_fit();
+    }
+    list
 }
 
 /// Takes a `T` out of an `Option` of it, or of an `Option` of that.
