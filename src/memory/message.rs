@@ -1,10 +1,14 @@
-//! Reused buffers for large messages: fresh ones cost a page fault for every 4 KiB, or the zeroing.
+//! Memory for large messages. Buffers are reused: fresh ones cost a page fault for every 4 KiB, or the zeroing. A message that is a
+//! list arrives in a vector, which becomes the program's.
 
+use std::any::Any;
+use std::mem;
 use std::ops::Deref;
 
 use crate::sync::Mutex;
 
 use super::shared::Mapping;
+use crate::copy;
 
 /// Where a message begins in its buffer. A list of numbers lies a few bytes behind that, and would else often lie as few bytes
 /// behind where its sender has it, by the last bits of the addresses: both allocators put long memory at the same place of a page.
@@ -37,6 +41,7 @@ pub(super) enum MessageBuffer {
         mapping: Mapping,
         len: usize,
     },
+    List(ArrivingList),
 }
 
 impl MessageBuffer {
@@ -44,6 +49,7 @@ impl MessageBuffer {
         match self {
             MessageBuffer::Heap(bytes) => bytes.as_mut_ptr(),
             MessageBuffer::Mapped { mapping, .. } => mapping.address(),
+            MessageBuffer::List(list) => list.elements.address(),
         }
     }
 
@@ -51,6 +57,7 @@ impl MessageBuffer {
         match self {
             MessageBuffer::Heap(bytes) => bytes.len(),
             MessageBuffer::Mapped { len, .. } => *len,
+            MessageBuffer::List(list) => list.len(),
         }
     }
 
@@ -59,6 +66,7 @@ impl MessageBuffer {
         match self {
             MessageBuffer::Heap(bytes) => bytes.len(),
             MessageBuffer::Mapped { mapping, .. } => mapping.len(),
+            MessageBuffer::List(_) => 0,
         }
     }
 
@@ -67,6 +75,7 @@ impl MessageBuffer {
         match self {
             MessageBuffer::Heap(bytes) => bytes.capacity(),
             MessageBuffer::Mapped { mapping, .. } => mapping.len(),
+            MessageBuffer::List(_) => 0,
         }
     }
 
@@ -74,7 +83,92 @@ impl MessageBuffer {
         match self {
             MessageBuffer::Heap(bytes) => bytes.truncate(new),
             MessageBuffer::Mapped { len, .. } => *len = new,
+            MessageBuffer::List(_) => unreachable!("it is not kept"),
         }
+    }
+}
+
+/// A message that is one list or text. (Both vectors keep their place when this value moves, which a `Box` may not be relied on for.)
+pub(crate) struct ArrivingList {
+    /// What comes before the elements.
+    pub(super) head: Vec<u8>,
+    pub(super) elements: Elements,
+    /// How many bytes the elements have.
+    len: usize,
+    /// The vector knows of them.
+    is_complete: bool,
+}
+
+/// The memory of a list's elements, in a vector for as much as arrives: what they consist of decides the alignment, and with it whose
+/// vector it can become.
+pub(super) enum Elements {
+    Bytes(Vec<u8>),
+    Singles(Vec<f32>),
+    Doubles(Vec<f64>),
+}
+
+impl Elements {
+    fn address(&mut self) -> *mut u8 {
+        match self {
+            Elements::Bytes(list) => list.as_mut_ptr(),
+            Elements::Singles(list) => list.as_mut_ptr().cast(),
+            Elements::Doubles(list) => list.as_mut_ptr().cast(),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Elements::Bytes(list) => list,
+            Elements::Singles(list) => bytemuck::cast_slice(list),
+            Elements::Doubles(list) => bytemuck::cast_slice(list),
+        }
+    }
+}
+
+impl ArrivingList {
+    /// Memory for so many bytes of elements, which consist of numbers of 1, 4 or 8 bytes each, behind a head. Its pages are not touched.
+    pub(super) fn new(head: usize, len: usize, number: usize) -> ArrivingList {
+        assert!(len.is_multiple_of(number));
+        let elements = match number {
+            1 => Elements::Bytes(Vec::with_capacity(len)),
+            4 => Elements::Singles(Vec::with_capacity(len / 4)),
+            8 => Elements::Doubles(Vec::with_capacity(len / 8)),
+            _ => unreachable!("there are no numbers of {number} bytes"),
+        };
+        ArrivingList { head: vec![0; head], elements, len, is_complete: false }
+    }
+
+    /// # Safety
+    /// Each byte of the elements' memory must have been written.
+    unsafe fn complete(&mut self) {
+        // Not again: the elements may have been taken since.
+        if mem::replace(&mut self.is_complete, true) {
+            return;
+        }
+        let len = self.len;
+        match &mut self.elements {
+            // SAFETY: it has capacity for so many bytes, which have been written.
+            Elements::Bytes(list) => unsafe { list.set_len(len) },
+            // SAFETY: it has capacity for so many numbers, whose bytes have been written; any bytes are a number.
+            Elements::Singles(list) => unsafe { list.set_len(len / 4) },
+            // SAFETY: as above.
+            Elements::Doubles(list) => unsafe { list.set_len(len / 8) },
+        }
+    }
+
+    /// Length of the message in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.head.len() + self.len
+    }
+
+    /// The head, and the vector of the elements, of type `Vec<u8>`, `Vec<f32>` or `Vec<f64>`.
+    pub(crate) fn parts(&mut self) -> (&[u8], &mut (dyn Any + Send)) {
+        let vector: &mut (dyn Any + Send) = match &mut self.elements {
+            Elements::Bytes(list) => list,
+            Elements::Singles(list) => list,
+            Elements::Doubles(list) => list,
+        };
+        (&self.head, vector)
     }
 }
 
@@ -126,6 +220,7 @@ pub(super) fn keep(buffer: MessageBuffer) {
             capacity => capacity <= (2 * bytes.len()).min(LONGEST_ON_HEAP),
         },
         MessageBuffer::Mapped { .. } => true,
+        MessageBuffer::List(_) => false,
     };
     if !is_kept || !WORTH_KEEPING.contains(&buffer.room()) {
         return;
@@ -163,6 +258,35 @@ pub(crate) struct ReceivedMessage {
     pub(super) begin: usize,
 }
 
+impl ReceivedMessage {
+    /// # Safety
+    /// Each byte of it must have been written.
+    pub(super) unsafe fn complete(&mut self) {
+        if let Some(MessageBuffer::List(list)) = &mut self.buffer {
+            // SAFETY: as the caller promises.
+            unsafe { list.complete() };
+        }
+    }
+
+    /// The list, if it has arrived as one and was not joined.
+    pub(crate) fn list(&mut self) -> Option<&mut ArrivingList> {
+        match &mut self.buffer {
+            Some(MessageBuffer::List(list)) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// Makes a list's message one piece, so that it can be read as such.
+    pub(crate) fn join(&mut self) {
+        if let Some(MessageBuffer::List(list)) = &mut self.buffer {
+            let mut joined = Vec::with_capacity(list.len());
+            joined.extend_from_slice(&list.head);
+            copy::append(list.elements.bytes(), &mut joined);
+            self.buffer = Some(MessageBuffer::Heap(joined));
+        }
+    }
+}
+
 impl Deref for ReceivedMessage {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
@@ -171,6 +295,7 @@ impl Deref for ReceivedMessage {
             // SAFETY: this value alone owns the mapping, which is at least so long, and whose memory is initialized and stays
             // until it is dropped; it was taken out of its region after the gate had closed, so it is not written any more.
             Some(MessageBuffer::Mapped { mapping, len }) => unsafe { std::slice::from_raw_parts(mapping.address(), *len) },
+            Some(MessageBuffer::List(_)) => unreachable!("a list is joined before it is read"),
             None => &[][..],
         };
         &buffer[self.begin..]

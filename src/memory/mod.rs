@@ -25,7 +25,7 @@ pub use engine_buffer::{BufferPool, EngineBuffer, PooledBuffer};
 #[cfg_attr(not(any(test, feature = "verbs")), allow(unused_imports, reason = "for transports that have devices"))]
 pub(crate) use loan::DeviceRegistration;
 pub(crate) use loan::{ClosedRegion, Loan};
-pub(crate) use message::{MAPPED_BY_ALLOCATOR, spare_to_encode};
+pub(crate) use message::{MAPPED_BY_ALLOCATOR, ReceivedMessage, spare_to_encode};
 pub use region::Slice;
 pub(crate) use region::{CopyOutcome, IoVec, Operation, ReadAccess, Region, WriteAccess, copy};
 pub use region_buffer::BorrowedSlice;

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::copying::CopyPath;
 use super::loan::{ClosedRegion, DeviceRegistration, Loan, Withdrawn};
-use super::message::{self, MessageBuffer, ReceivedMessage};
+use super::message::{self, ArrivingList, MessageBuffer, ReceivedMessage};
 use super::shared::Block;
 
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -150,12 +150,33 @@ impl Region {
         Region::owning(message::buffer(len), message::BEGIN)
     }
 
+    /// As [`Region::for_message`], for one that is a head and a list, of so many bytes each: the elements get a vector of their own.
+    /// They consist of numbers of 1, 4 or 8 bytes each.
+    ///
+    /// # Safety
+    /// Before [`Region::take_message`] each byte of the region must be written.
+    pub(crate) unsafe fn for_list(head: usize, elements: usize, number: usize) -> Arc<Region> {
+        let mut list = ArrivingList::new(head, elements, number);
+        let head_address = list.head.as_mut_ptr();
+        let mut buffer = MessageBuffer::List(list);
+        let segments = [
+            Segment { start: 0, address: head_address, len: head },
+            Segment { start: head, address: buffer.address(), len: elements },
+        ];
+        let mut region = Region::of(SmallVec::from_slice(&segments));
+        region.owned = Mutex::new(Some(buffer));
+        Arc::new(region)
+    }
+
     /// Closes the gate and takes out the message that the region owns; an empty one if it owns none, or gave it away.
     pub(crate) fn take_message(&self) -> ReceivedMessage {
         self.close();
         let buffer = self.owned.lock().take();
-        let begin = buffer.as_ref().map_or(0, |buffer| buffer.len() - self.len);
-        ReceivedMessage { buffer, begin }
+        let begin = buffer.as_ref().map_or(0, |buffer| buffer.len().saturating_sub(self.len));
+        let mut message = ReceivedMessage { buffer, begin };
+        // SAFETY: as the creator of the region promises.
+        unsafe { message.complete() };
+        message
     }
 
     /// Puts back what was taken out, to be taken out again.
@@ -483,8 +504,9 @@ const COPY_CHUNK: usize = 256 << 10;
 /// Copies between two slices of equal length, also of different segments, or of the same memory: if they overlap, the target
 /// ends up with what the source held, as with `memmove`.
 pub(crate) fn copy(source: &Slice, target: &Slice, path: CopyPath) -> CopyOutcome {
-    debug_assert_eq!(source.len, target.len);
-    let len = source.len.min(target.len);
+    // A message is complete once all of it is said to be copied.
+    assert_eq!(source.len, target.len);
+    let len = source.len;
     // Overlapping bytes have to be read before they are written, whatever the order of chunks and pieces.
     let backwards = Arc::ptr_eq(&source.region, &target.region) && source.offset < target.offset;
     let mut done = 0;
@@ -614,6 +636,46 @@ mod tests {
         assert_eq!(Arc::strong_count(&alive), 2);
         drop(slice);
         assert_eq!(Arc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    fn list_arrives_in_a_vector_of_its_own() {
+        // SAFETY: all of it is written before the message is taken.
+        let region = unsafe { Region::for_list(2, 24, 8) };
+        let (whole, bytes) = (Slice::whole(&region), (0..26).collect::<Vec<u8>>());
+        for range in [0..1, 1..10, 10..26] {
+            assert!(whole.part(range.start, range.len()).unwrap().write(&bytes[range]));
+        }
+        region.put_back(region.take_message());
+        let mut message = region.take_message();
+        let (head, vector) = message.list().unwrap().parts();
+        assert_eq!(head, [0, 1]);
+        let list = std::mem::take(vector.downcast_mut::<Vec<f64>>().unwrap());
+        assert_eq!(bytemuck::cast_slice::<f64, u8>(&list), &bytes[2..]);
+        // What was taken does not come again.
+        region.put_back(message);
+        let mut message = region.take_message();
+        message.join();
+        assert_eq!(*message, [0, 1]);
+        region.put_back(message);
+        assert_eq!(*region.take_message(), [0, 1]);
+    }
+
+    #[test]
+    fn list_that_is_not_taken_is_joined() {
+        for number in [1, 4, 8] {
+            // SAFETY: all of it is written before the message is taken.
+            let region = unsafe { Region::for_list(3, 16, number) };
+            let bytes: Vec<u8> = (0..19).collect();
+            assert!(Slice::whole(&region).write(&bytes));
+            let mut message = region.take_message();
+            message.join();
+            assert_eq!(*message, bytes[..]);
+            region.put_back(message);
+            assert_eq!(*region.take_message(), bytes[..]);
+        }
+        // SAFETY: the message is not taken.
+        drop(unsafe { Region::for_list(3, 16, 4) });
     }
 
     /// splitmix64.

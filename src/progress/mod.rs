@@ -37,7 +37,8 @@ use slotmap::SecondaryMap;
 
 pub(crate) use crate::fork::CreatorProcess;
 use crate::memory::{Region, Slice};
-use crate::proto::{self, Lease, LinkId, Memory, PeerTag, Proto, RequestId};
+use crate::proto::{self, Declaration, Lease, LinkId, Memory, PeerTag, Proto, RequestId};
+use crate::shape::{self, ListWithin};
 #[cfg(feature = "ofi")]
 use crate::transport::Ofi;
 #[cfg(feature = "verbs")]
@@ -99,6 +100,19 @@ impl proto::Env for EngineEnv {
     type Verdicts = crate::shape::Verdicts;
     type Carrier = Arc<dyn Link>;
 
+    // Large buffers are mapped lazily, so a peer's claim of a size costs little until the bytes arrive.
+    #[allow(unsafe_code)]
+    fn body_memory(len: usize, declaration: Option<&Declaration<EngineEnv>>) -> Slice {
+        let as_list = declaration.filter(|declaration| declaration.verdicts.takes_lists());
+        let region = match as_list.and_then(|declaration| shape::list_within(&declaration.shape, len)) {
+            // SAFETY: only what handles a request, or gets an answer, takes the message out of the region. The protocol hands the region
+            // to it once the chunks that follow each other have filled it, and transports report a chunk when they have written it.
+            Some(ListWithin { head, number }) => unsafe { Region::for_list(head, len - head, number) },
+            None => Region::for_message(len),
+        };
+        Slice::whole(&region)
+    }
+
     fn request_place() -> Box<Option<proto::Incoming<EngineEnv>>> {
         spare::request_place()
     }
@@ -128,11 +142,6 @@ impl proto::Carrier for Arc<dyn Link> {
 }
 
 impl Memory for Slice {
-    fn allocate(len: usize) -> Slice {
-        // Large buffers are mapped lazily, so a peer's claim of a size costs little until the bytes arrive.
-        Slice::whole(&Region::for_message(len))
-    }
-
     fn len(&self) -> usize {
         self.len
     }

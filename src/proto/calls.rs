@@ -438,7 +438,7 @@ impl<E: Env> Proto<E> {
         if is_whole {
             self.deliver(request, declaration, leases, trace, |place| place.fill(body));
         } else {
-            let memory = E::Memory::allocate(size as usize);
+            let memory = self.links[id].memory_for_body(size as usize, Some(&declaration));
             let body = InboundBody { memory, arrived: 0, declaration: Some(declaration), leases, trace };
             self.requests[request].body = Some(Box::new(body));
         }
@@ -708,7 +708,7 @@ impl<E: Env> Proto<E> {
             answer.body.fill(body);
             self.end_call(key, Ok(answer));
         } else if body.is_empty() && call.answer.is_none() {
-            let memory = E::Memory::allocate(size as usize);
+            let memory = self.links[id].memory_for_body(size as usize, declaration.as_deref());
             call.answer = Some(Box::new(InboundBody { memory, arrived: 0, declaration, leases, trace: None }));
         } else {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));

@@ -14,7 +14,7 @@ use super::exposures::IncomingPush;
 use super::keys::AuthState;
 use super::one_way::{ReceiveWindow, SendCredit};
 use super::streams::Streams;
-use super::tables::{NumberMap, OwnDeclarations, PeerDeclarations};
+use super::tables::{Declaration, NumberMap, OwnDeclarations, PeerDeclarations};
 use super::timers::TimerKind;
 use super::traffic::Traffic;
 use super::wire::{self, FrameError, LeaseRange, Message, Stream};
@@ -295,6 +295,13 @@ impl<E: Env> PeerLink<E> {
         let before = self.control.len();
         self.queue_frame(message, body);
         self.account.control += self.control.len() - before;
+    }
+
+    /// Memory for a body that arrives in chunks.
+    pub(super) fn memory_for_body(&self, size: usize, declaration: Option<&Declaration<E>>) -> E::Memory {
+        // A device would need two registrations and two work requests.
+        let has_device = matches!(self.transport, Transport::Verbs | Transport::Ofi(_));
+        E::body_memory(size, declaration.filter(|_| !has_device))
     }
 
     /// True while something is expected of the peer.

@@ -132,6 +132,9 @@ pub(crate) trait Env: Sized {
     type Verdicts: Default;
     /// Carries the bytes of a link.
     type Carrier: Carrier;
+    /// New memory for the body of a large message, with the declaration of its values, where these may decide what memory it is. The
+    /// body is handed out once chunks that follow each other have filled it.
+    fn body_memory(len: usize, declaration: Option<&Declaration<Self>>) -> Self::Memory;
     /// Memory for a request, and for an answer: used again, where that is worth it.
     fn request_place() -> Box<Option<Incoming<Self>>> {
         Box::default()
@@ -154,8 +157,6 @@ pub(crate) trait Carrier: Clone {
 
 /// A range of memory; clones are the same bytes.
 pub(crate) trait Memory: Clone {
-    /// New memory for the body of a large message.
-    fn allocate(len: usize) -> Self;
     fn len(&self) -> usize;
     /// `None` when the part is not within the memory.
     fn part(&self, offset: usize, len: usize) -> Option<Self>;

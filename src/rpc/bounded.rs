@@ -14,17 +14,19 @@
 //! in which there is nothing to account for by [`flat`]. Other compound values are decoded here, by postcard's wire format 1.0: a
 //! tuple or struct is its fields, a sequence or map its length and its elements, an option a byte, an enum the number of its variant.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::mem;
 
 use postcard::Error;
 use postcard::de_flavors::Slice;
 use serde::Deserialize;
-use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
+use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor};
 
 use super::flat::{self, is_serdes_own};
 use crate::copy;
-use crate::shape::{PlainDecoder, decode_array, is_plain_array, plain_decoder};
+use crate::memory::ReceivedMessage;
+use crate::shape::{PlainDecoder, Verdicts, decode_array, is_plain_array, plain_decoder};
 use crate::text::beginning;
 
 /// Maximum nesting depth. A thread's stack of 2 MiB has 16 KiB for each; an enum with thirteen fields takes 8 KiB in a
@@ -67,9 +69,44 @@ pub(super) fn free_memory(len: usize) -> usize {
 /// The cause, with the numbers: bytes that are no `T`, bytes left over, and values beyond the bounds.
 #[inline]
 pub(crate) fn decode_within<'a, T: Deserialize<'a>>(bytes: &'a [u8], more: AskForMemory<'_>) -> Result<(T, usize), String> {
-    let mut bounded = Bounded::new(bytes, size_of::<T>(), more);
+    let mut bounded = Bounded::new(bytes, bytes.len(), size_of::<T>(), more);
     let decoded = T::deserialize(&mut bounded);
     bounded.finish(decoded)
+}
+
+/// As [`decode_within`], of a long message. A list or text that is all of it takes over its memory, where it can; `verdicts` learn
+/// whether the next message should have such memory.
+// Once in a program for each type: `decode_within` is inlined for short messages.
+#[inline(never)]
+pub(crate) fn decode_message<T: DeserializeOwned>(
+    message: &mut ReceivedMessage,
+    verdicts: &Verdicts,
+    more: AskForMemory<'_>,
+) -> Result<(T, usize), String> {
+    let had_list = message.list().is_some();
+    loop {
+        let mut bounded = match message.list() {
+            Some(list) => {
+                let len = list.len();
+                let (head, vector) = list.parts();
+                let apart = Some(Apart { vector, len: len - head.len() });
+                Bounded { apart, ..Bounded::new(head, len, size_of::<T>(), &mut *more) }
+            }
+            None => Bounded::new(message, message.len(), size_of::<T>(), &mut *more),
+        };
+        let decoded = T::deserialize(&mut bounded);
+        // What is refused for want of memory stays as it is, to be decoded later.
+        if bounded.apart.is_none() || matches!(bounded.exceeded, Some(Bound::Memory { .. })) {
+            let decoded = bounded.finish(decoded);
+            if !had_list && decoded.is_ok() {
+                verdicts.note_long();
+            }
+            return decoded;
+        }
+        // The type does not take the elements as a whole.
+        verdicts.note_copied();
+        message.join();
+    }
 }
 
 /// As `decode_within`, without a bound on memory: for tests and fuzzers.
@@ -116,9 +153,19 @@ impl de::Error for Undecodable {
     }
 }
 
+/// The elements of the list or text that the whole message is, where they have memory of their own and have not been taken.
+struct Apart<'m> {
+    /// A `Vec<u8>`, `Vec<f32>` or `Vec<f64>`.
+    vector: &'m mut (dyn Any + Send),
+    /// How many bytes it has.
+    len: usize,
+}
+
 /// Postcard's deserializer, and what is left of the bounds.
 struct Bounded<'de, 'm> {
     postcard: postcard::Deserializer<'de, Slice<'de>>,
+    apart: Option<Apart<'m>>,
+    /// Of the whole message.
     len: usize,
     levels: u32,
     /// Where the stack was when decoding began.
@@ -154,14 +201,15 @@ enum Bound {
 
 impl<'de, 'm> Bounded<'de, 'm> {
     #[inline]
-    fn new(bytes: &'de [u8], container: usize, more: AskForMemory<'m>) -> Bounded<'de, 'm> {
+    fn new(bytes: &'de [u8], len: usize, container: usize, more: AskForMemory<'m>) -> Bounded<'de, 'm> {
         Bounded {
             postcard: postcard::Deserializer::from_bytes(bytes),
-            len: bytes.len(),
+            apart: None,
+            len,
             levels: MAX_DEPTH,
-            elements: bytes.len() + FREE_ELEMENTS,
+            elements: len + FREE_ELEMENTS,
             memory: 0,
-            allowed: free_memory(bytes.len()),
+            allowed: free_memory(len),
             stack: stack_position(),
             container,
             more,
@@ -267,6 +315,50 @@ impl<'de, 'm> Bounded<'de, 'm> {
         let bytes: T = self.primitive()?;
         self.count(if bytes.as_ref().is_empty() { 0 } else { ALLOCATION })?;
         Ok(bytes)
+    }
+
+    /// The bytes that lie apart, if they are a text or byte string and all that is left.
+    fn take_bytes(&mut self) -> Decoded<Vec<u8>> {
+        let len: usize = self.primitive()?;
+        let is_all = self.rest()?.is_empty();
+        if self.apart.as_ref().is_none_or(|apart| !is_all || apart.len != len || !apart.vector.is::<Vec<u8>>()) {
+            return Err(self.refuse(Error::DeserializeUnexpectedEnd));
+        }
+        // A message that is refused memory is decoded again: so before anything is taken.
+        self.count(ALLOCATION)?;
+        let vector = self.apart.take().and_then(|apart| apart.vector.downcast_mut());
+        Ok(vector.map(mem::take).unwrap_or_default())
+    }
+
+    #[cold]
+    fn visit_vector_as_text<V: Visitor<'de>>(&mut self, visitor: V) -> Decoded<V::Value> {
+        match String::from_utf8(self.take_bytes()?) {
+            Ok(text) => visitor.visit_string(text),
+            Err(_) => Err(self.refuse(Error::DeserializeBadUtf8)),
+        }
+    }
+
+    #[cold]
+    fn visit_vector_as_bytes<V: Visitor<'de>>(&mut self, visitor: V) -> Decoded<V::Value> {
+        visitor.visit_byte_buf(self.take_bytes()?)
+    }
+
+    /// As `decode_numbers`, of a list whose elements lie apart, if it is all that is left.
+    #[cold]
+    fn take_numbers<R>(&mut self, count: usize, plain: PlainDecoder<R>) -> Decoded<R> {
+        let (is_all, len) = (self.rest()?.is_empty(), count.checked_mul(plain.element_size));
+        // Memory is asked for only where the elements are there.
+        if let (Some(len), Some(apart)) = (len, &self.apart)
+            && is_all
+            && apart.len == len
+        {
+            self.count(len)?;
+            if let Some(list) = self.apart.as_mut().and_then(|apart| (plain.adopt)(count, apart.vector)) {
+                self.apart = None;
+                return Ok(list);
+            }
+        }
+        Err(self.refuse(Error::DeserializeUnexpectedEnd))
     }
 
     /// The bytes that are still to be decoded.
@@ -395,6 +487,9 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
+        if self.apart.is_some() {
+            return self.visit_vector_as_text(visitor);
+        }
         let text = self.owned::<&'de str>()?;
         match copy::of_long_text(text) {
             Some(copy) => visitor.visit_string(copy),
@@ -404,6 +499,9 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
+        if self.apart.is_some() {
+            return self.visit_vector_as_bytes(visitor);
+        }
         let bytes = self.owned::<&'de [u8]>()?;
         match copy::of_long(bytes) {
             Some(copy) => visitor.visit_byte_buf(copy),
@@ -439,6 +537,7 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         let left = self.decode_length()?;
         self.descend(|inside| match plain_decoder::<V>() {
+            Some(plain) if inside.apart.is_some() => inside.take_numbers(left, plain),
             // Memory is asked for only where the elements can be there; the cause is that of the first that is not.
             Some(plain) if inside.rest()?.len() / plain.min_size >= left => inside.decode_numbers(left, plain),
             _ => match Collection::of::<V::Value>() {

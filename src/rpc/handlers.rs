@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use slotmap::Key;
 
+use super::arrived::ArrivedMessage;
 use super::borrowed_args::BorrowedArgs;
 use super::bounded;
 use super::calling::{self, CallingHandler};
@@ -145,7 +146,7 @@ impl HandlerBase {
         shared.finalizing().recheck();
     }
 
-    /// Checks the type of a request's arguments, and passes its bytes to `use_bytes`. That is not called when the request was refused.
+    /// Checks the type of a request's arguments, and passes its message to `use_message`. That is not called when the request was refused.
     /// The response that is owed is made in `slot`, where it stays: to move it from function to function takes longer than what most
     /// of them do.
     fn open(
@@ -154,7 +155,7 @@ impl HandlerBase {
         incoming: Placed<Incoming<EngineEnv>>,
         shape_of: fn() -> Shape,
         slot: &mut Option<OwedResponse>,
-        use_bytes: UseBytes<'_>,
+        use_message: UseMessage<'_>,
     ) {
         let (incoming, place) = incoming.take();
         spare::keep_request_place(place);
@@ -187,10 +188,10 @@ impl HandlerBase {
             return;
         }
         let used = decoding(shared, link, leases, || match &incoming.body {
-            Body::Small(bytes) => use_bytes(response, bytes),
+            Body::Small(bytes) => use_message(response, ArrivedMessage::Small(bytes)),
             Body::Large(large) => {
-                let message = large.region.take_message();
-                let used = use_bytes(response, &message);
+                let mut message = large.region.take_message();
+                let used = use_message(response, ArrivedMessage::Large(&mut message));
                 if let Err(NotDecoded::NoMemory(_)) = used {
                     large.region.put_back(message);
                 }
@@ -211,14 +212,15 @@ impl HandlerBase {
         (response, decoded): &mut (Option<OwedResponse>, Option<A>),
     ) {
         let has_leases = incoming.leases.count > 0;
-        self.open(shared, incoming, Shape::of_type::<A>, response, &mut |response, bytes| {
-            arguments(shared, response, bytes, has_leases, decoded)
+        self.open(shared, incoming, Shape::of_type::<A>, response, &mut |response, mut message| {
+            let verdicts = &response.request.declaration.verdicts;
+            arguments(shared, response, has_leases, decoded, |admit| message.decode(verdicts, admit))
         });
     }
 }
 
 /// Decodes a request's arguments, and runs the handler or keeps them.
-type UseBytes<'a> = &'a mut dyn FnMut(&OwedResponse, &[u8]) -> Result<(), NotDecoded>;
+type UseMessage<'a> = &'a mut dyn FnMut(&OwedResponse, ArrivedMessage<'_>) -> Result<(), NotDecoded>;
 
 /// Why a request's arguments were not decoded.
 enum NotDecoded {
@@ -228,17 +230,17 @@ enum NotDecoded {
     NoMemory(usize),
 }
 
-/// Decodes arguments. The memory that they take beyond the message's length counts against the peer's limits until the
+/// Has `decode` decode arguments. The memory that they take beyond the message's length counts against the peer's limits until the
 /// response.
-fn arguments<'a, A: Deserialize<'a>>(
+fn arguments<A>(
     shared: &EngineShared,
     response: &OwedResponse,
-    bytes: &'a [u8],
     has_leases: bool,
     decoded: &mut Option<A>,
+    mut decode: impl FnMut(bounded::AskForMemory<'_>) -> Result<(A, usize), String>,
 ) -> Result<(), NotDecoded> {
     admitted(shared, response, has_leases, &mut |admit| {
-        let (arguments, memory) = bounded::decode_within(bytes, admit)?;
+        let (arguments, memory) = decode(admit)?;
         *decoded = Some(arguments);
         Ok(memory)
     })
@@ -369,9 +371,9 @@ where
 {
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Placed<Incoming<EngineEnv>>| {
         let has_leases = incoming.leases.count > 0;
-        base.open(shared, incoming, Shape::of_type::<A::With<'_>>, &mut None, &mut |response, bytes| {
-            let mut decoded = None;
-            arguments::<A::With<'_>>(shared, response, bytes, has_leases, &mut decoded)?;
+        base.open(shared, incoming, Shape::of_type::<A::With<'_>>, &mut None, &mut |response, mut message| {
+            let (mut decoded, bytes) = (None, message.bytes(&response.request.declaration.verdicts));
+            arguments::<A::With<'_>>(shared, response, has_leases, &mut decoded, |admit| bounded::decode_within(bytes, admit))?;
             if let Some(arguments) = decoded {
                 let outcome = response.span.run(|| f(&response.request, arguments));
                 respond_with(response, outcome);

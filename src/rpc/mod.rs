@@ -1,5 +1,6 @@
 //! Remote procedure calls: the API of callers and of servers.
 
+mod arrived;
 mod authorize;
 mod borrowed_args;
 mod bounded;

@@ -586,7 +586,11 @@ impl CallTarget {
             let mut ask = |memory: usize| (memory <= limit).then_some(limit);
             let decoded = match body {
                 Body::Small(bytes) => bounded::decode_within(&bytes, &mut ask),
-                Body::Large(memory) => bounded::decode_within(&memory.region.take_message(), &mut ask),
+                Body::Large(memory) => {
+                    let none = Verdicts::default();
+                    let verdicts = declaration.as_deref().map_or(&none, |declaration| &declaration.verdicts);
+                    bounded::decode_message(&mut memory.region.take_message(), verdicts, &mut ask)
+                }
             };
             decoded.map(|(value, _)| value).map_err(|reason| Error::Decode {
                 peer: self.endpoint.address(),

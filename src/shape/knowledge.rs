@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::sync::Mutex;
@@ -162,7 +162,13 @@ pub(crate) struct Verdicts {
     /// The receiver that was added last, and the earlier ones.
     last: AtomicU64,
     others: Mutex<Vec<u64>>,
+    lists: AtomicU8,
 }
+
+/// Values of [`Verdicts::lists`]: nothing was received yet that was long enough to know; receivers may take over, or one does not.
+const LISTS_UNKNOWN: u8 = 0;
+const LISTS_TAKEN: u8 = 1;
+const LISTS_COPIED: u8 = 2;
 
 /// Maximum number of receivers that are stored; further ones compare each time.
 const MAX_VERDICTS: usize = 16;
@@ -180,6 +186,21 @@ impl Verdicts {
             self.last.store(receiver, Ordering::Relaxed);
         }
         kept
+    }
+
+    /// Whether the next long message, if it is a list or text, should arrive in memory that a value can take over.
+    pub(crate) fn takes_lists(&self) -> bool {
+        self.lists.load(Ordering::Relaxed) == LISTS_TAKEN
+    }
+
+    /// A long message that has arrived in one piece was decoded to a value that owns what it has: the next may be taken over.
+    pub(crate) fn note_long(&self) {
+        let _ = self.lists.compare_exchange(LISTS_UNKNOWN, LISTS_TAKEN, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// A list's memory was not taken over.
+    pub(crate) fn note_copied(&self) {
+        self.lists.store(LISTS_COPIED, Ordering::Relaxed);
     }
 
     fn add(&self, receiver: u64) {

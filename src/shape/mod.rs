@@ -36,7 +36,10 @@ use serde::Deserialize;
 use crate::text::clipped;
 
 pub(crate) use knowledge::{DeclarationNumbers, Declared, Encoded, Knowledge, Mismatch, Receiver, Receivers, Verdicts};
-pub(crate) use plain::{InPlace, PlainDecoder, decode_array, decoder as plain_decoder, is_plain_array, stateless_seed, unzigzag};
+pub(crate) use plain::{
+    InPlace, ListWithin, PlainDecoder, decode_array, decoder as plain_decoder, is_plain_array, list_within, stateless_seed,
+    unzigzag,
+};
 
 /// Deeper parts are unknown. Also bounds the recursion of everything that walks a shape.
 const MAX_DEPTH: usize = 32;

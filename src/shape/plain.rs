@@ -20,7 +20,7 @@ use serde::forward_to_deserialize_any;
 use serde::ser::{Serialize, Serializer};
 
 use super::Leaf;
-use super::wire::encode_number;
+use super::wire::{OPTION, SEQ, TUPLE, encode_number};
 use crate::copy;
 
 /// A type of elements.
@@ -32,6 +32,11 @@ pub(super) trait Plain: Copy + 'static {
 
     /// Decodes so many elements at the front of `rest`, which has at least the bytes that they must take.
     fn decode(count: usize, rest: &mut &[u8]) -> Result<Vec<Self>>;
+
+    /// So many elements, whose memory is that of `parts`, a vector of `u8`, `f32` or `f64`, if it can be theirs. It is left empty then.
+    fn adopt(_count: usize, _parts: &mut dyn Any) -> Option<Vec<Self>> {
+        None
+    }
 }
 
 fn split<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8]> {
@@ -47,6 +52,23 @@ fn copied<T: Pod>(bytes: &[u8]) -> Vec<T> {
     // SAFETY: the memory of so many elements has just been written, and any bytes are a `T`.
     unsafe { elements.set_len(count) };
     elements
+}
+
+/// Makes a vector one of so many other elements, if these have the same alignment and all of its bytes.
+fn adopted<T: Pod>(count: usize, parts: &mut dyn Any) -> Option<Vec<T>> {
+    macro_rules! adopt {
+        ($($part:ty)*) => {
+            $(if let Some(parts) = parts.downcast_mut::<Vec<$part>>() {
+                if count.checked_mul(size_of::<T>()) != Some(size_of_val(&parts[..])) {
+                    return None;
+                }
+                let cast = bytemuck::allocation::try_cast_vec(mem::take(parts));
+                return cast.map_err(|(_, refused)| *parts = refused).ok();
+            })*
+        };
+    }
+    adopt!(u8 f32 f64);
+    None
 }
 
 macro_rules! copied {
@@ -69,6 +91,10 @@ macro_rules! copied {
                 }
                 let (elements, _) = bytes.as_chunks();
                 Ok(elements.iter().map(|element| <$ty>::from_le_bytes(*element)).collect())
+            }
+
+            fn adopt(count: usize, parts: &mut dyn Any) -> Option<Vec<$ty>> {
+                adopted(count, parts)
             }
         }
     )*};
@@ -94,6 +120,10 @@ macro_rules! points {
                 }
                 let elements = <$ty>::decode(count * N, rest)?;
                 Ok(elements.as_chunks().0.to_vec())
+            }
+
+            fn adopt(count: usize, parts: &mut dyn Any) -> Option<Vec<[$ty; N]>> {
+                adopted(count, parts)
             }
         }
     )*};
@@ -441,6 +471,49 @@ impl Serialize for ElementType {
     }
 }
 
+/// A message that ends with the bytes of a list or text, which are those in memory.
+pub(crate) struct ListWithin {
+    /// How many bytes come before them.
+    pub head: usize,
+    /// Bytes of each number that the elements consist of: 1, 4 or 8.
+    pub number: usize,
+}
+
+/// The list that a message of `len` bytes is, or has in an `Option`, if it is of this shape.
+pub(crate) fn list_within(shape: &[u8], len: usize) -> Option<ListWithin> {
+    let (is_option, root) = match shape {
+        [OPTION, rest @ ..] => (true, rest),
+        _ => (false, shape),
+    };
+    let (leaf, per_element) = match *root {
+        [leaf] if leaf == Leaf::Str as u8 || leaf == Leaf::Bytes as u8 => (Leaf::U8 as u8, 1),
+        [SEQ, leaf] => (leaf, 1),
+        // One run, shorter than 128: its length, and its shape.
+        [SEQ, TUPLE, 1, count @ 1..0x80, leaf] => (leaf, usize::from(count)),
+        _ => return None,
+    };
+    let number = match leaf {
+        leaf if leaf == Leaf::U8 as u8 || leaf == Leaf::I8 as u8 => size_of::<u8>(),
+        leaf if leaf == Leaf::F32 as u8 => size_of::<f32>(),
+        leaf if leaf == Leaf::F64 as u8 => size_of::<f64>(),
+        _ => return None,
+    };
+    if number > 1 && cfg!(target_endian = "big") {
+        return None;
+    }
+    let element = number * per_element;
+    (1..=LONGEST).find_map(|digits| {
+        let head = usize::from(is_option) + digits;
+        let bytes = len.checked_sub(head).filter(|bytes| *bytes > 0 && bytes % element == 0)?;
+        (digits_of((bytes / element) as u64) == digits).then_some(ListWithin { head, number })
+    })
+}
+
+/// How many bytes a number takes on the wire.
+fn digits_of(number: u64) -> usize {
+    ((u64::BITS - (number | 1).leading_zeros()) as usize).div_ceil(7)
+}
+
 /// The elements of the array type of this identity and size, and their number, if its bytes on the wire are those in memory.
 ///
 /// It is no generic function: unoptimized programs have it once, and in others, where both arguments are constants, so is the result.
@@ -527,6 +600,8 @@ pub(crate) struct PlainDecoder<R> {
     pub min_size: usize,
     /// Decodes so many elements, at least `min_size` bytes each, at the front of the bytes.
     pub decode: fn(usize, &mut &[u8]) -> Result<R>,
+    /// The list of so many elements whose memory is that of a vector of `u8`, `f32` or `f64`, if it can be. The vector is empty then.
+    pub adopt: fn(usize, &mut dyn Any) -> Option<R>,
 }
 
 /// The decoder of what `V` makes, if that is serde's visitor of a `Vec` of numbers or points.
@@ -539,6 +614,7 @@ pub(crate) fn decoder<'de, V: Visitor<'de>>() -> Option<PlainDecoder<V::Value>> 
                     element_size: size_of::<$ty>(),
                     min_size: <$ty>::MIN_SIZE,
                     decode: decode_as::<$ty, V::Value>,
+                    adopt: adopt_as::<$ty, V::Value>,
                 });
             })*
         };
@@ -548,10 +624,19 @@ pub(crate) fn decoder<'de, V: Visitor<'de>>() -> Option<PlainDecoder<V::Value>> 
 }
 
 fn decode_as<T: Plain, R>(count: usize, rest: &mut &[u8]) -> Result<R> {
+    Ok(list_as(T::decode(count, rest)?))
+}
+
+fn adopt_as<T: Plain, R>(count: usize, parts: &mut dyn Any) -> Option<R> {
+    T::adopt(count, parts).map(list_as)
+}
+
+/// A list, whose type is `R`.
+fn list_as<T: Plain, R>(list: Vec<T>) -> R {
     assert!(typeid::of::<R>() == TypeId::of::<Vec<T>>());
-    let elements = ManuallyDrop::new(T::decode(count, rest)?);
+    let list = ManuallyDrop::new(list);
     // SAFETY: `R` is `Vec<T>`, which has no lifetimes; the original is not dropped.
-    Ok(unsafe { mem::transmute_copy::<ManuallyDrop<Vec<T>>, R>(&elements) })
+    unsafe { mem::transmute_copy::<ManuallyDrop<Vec<T>>, R>(&list) }
 }
 
 /// The visitor that `T` hands to a deserializer when it asks for a sequence.

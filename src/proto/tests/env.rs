@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use super::{Carrier, Env, Injected, Lease, Memory};
+use super::{Carrier, Declaration, Env, Injected, Lease, Memory};
 
 pub enum TestEnv {}
 
@@ -13,6 +13,14 @@ impl Env for TestEnv {
     type Lease = TestLease;
     type Verdicts = ();
     type Carrier = TestCarrier;
+
+    fn body_memory(len: usize, _: Option<&Declaration<TestEnv>>) -> Mem {
+        LIVE.set(LIVE.get() + len);
+        TOTAL.set(TOTAL.get() + len);
+        LARGEST.set(LARGEST.get().max(len));
+        // Zeroed pages are committed when they are written: announced sizes alone take no memory.
+        Mem::of(TestBlock { bytes: RefCell::new(vec![0; len]), open: Cell::new(true), counted: len }, len)
+    }
 }
 
 /// Takes what is sent at once.
@@ -132,14 +140,6 @@ impl Mem {
 }
 
 impl Memory for Mem {
-    fn allocate(len: usize) -> Mem {
-        LIVE.set(LIVE.get() + len);
-        TOTAL.set(TOTAL.get() + len);
-        LARGEST.set(LARGEST.get().max(len));
-        // Zeroed pages are committed when they are written: announced sizes alone take no memory.
-        Mem::of(TestBlock { bytes: RefCell::new(vec![0; len]), open: Cell::new(true), counted: len }, len)
-    }
-
     fn len(&self) -> usize {
         self.len
     }

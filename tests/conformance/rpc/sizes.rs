@@ -1,5 +1,6 @@
 //! Arguments, results and one-way calls of every size around every limit.
 
+use std::collections::VecDeque;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -117,6 +118,50 @@ fn results_of_each_type_arrive(net: &Net) {
     // A caller of another type is told so, as of short results.
     let other = client.procedure::<usize, Vec<u8>>("option").on(to).call(&LIMIT);
     assert_error!(other, Error::TypeMismatch { .. });
+}
+
+/// It borrows from the message while it is decoded.
+#[derive(serde::Serialize)]
+struct Name(String);
+
+impl<'de> serde::Deserialize<'de> for Name {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
+        <&str>::deserialize(deserializer).map(|name| Name(name.to_owned()))
+    }
+}
+
+/// Each several times: the first long message of a type tells what memory the next one arrives in.
+fn arguments_of_each_type_arrive(net: &Net) {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Blob(Vec<u8>);
+    let pair = eager_pair(net);
+    let server = &pair.server;
+    let sum = |bytes: &mut dyn Iterator<Item = u8>| bytes.map(u64::from).sum::<u64>();
+    server.define("bytes", move |_: &Request, list: Vec<u8>| sum(&mut list.into_iter())).unwrap();
+    server.define("blob", move |_: &Request, Blob(list): Blob| sum(&mut list.into_iter())).unwrap();
+    server.define("deque", move |_: &Request, list: VecDeque<u8>| sum(&mut list.into_iter())).unwrap();
+    server.define_borrowed::<[u8], _, _>("slice", move |_: &Request, list: &[u8]| sum(&mut list.iter().copied())).unwrap();
+    server.define("name", |_: &Request, Name(name): Name| name).unwrap();
+    server.define_async("text", |_: Request, text: Option<String>| async move { text }).unwrap();
+    server.define("points", |_: &Request, points: Vec<[f64; 3]>| points).unwrap();
+    server.define("flags", |_: &Request, flags: Vec<bool>| flags).unwrap();
+    let (client, to) = (&pair.client, &pair.to_server);
+    for len in [24 * EAGER, LIMIT - 8, EAGER + 5, 24 * EAGER, 1] {
+        let bytes = pattern(1, len);
+        let expected = sum(&mut bytes.iter().copied());
+        for name in ["bytes", "blob", "deque", "slice"] {
+            assert_eq!(client.procedure::<Vec<u8>, u64>(name).on(to).call(&bytes).unwrap(), expected, "{name} {len}");
+        }
+        let name = text(len);
+        assert!(client.procedure::<str, String>("name").on(to).call(&name).unwrap() == name, "{len}");
+        let name = Some(name);
+        assert!(client.procedure::<Option<String>, Option<String>>("text").on(to).call(&name).unwrap() == name, "{len}");
+        let points: Vec<_> = (0..len / 24).map(|i| [i as f64, 0.5, -1.0]).collect();
+        type Points = Vec<[f64; 3]>;
+        assert!(client.procedure::<Points, Points>("points").on(to).call(&points).unwrap() == points, "{len}");
+        let flags: Vec<_> = bytes.iter().map(|byte| byte % 2 == 0).collect();
+        assert!(client.procedure::<Vec<bool>, Vec<bool>>("flags").on(to).call(&flags).unwrap() == flags, "{len}");
+    }
 }
 
 fn large_messages_in_both_directions_at_once_arrive(net: &Net) {
@@ -258,6 +303,7 @@ suite![
     large_arguments_or_large_results_arrive,
     one_way_calls_of_every_size_arrive,
     byte_vectors_of_every_size_arrive,
+    arguments_of_each_type_arrive,
     results_of_each_type_arrive,
     large_messages_in_both_directions_at_once_arrive,
     sixty_four_mebibytes_are_sent_and_returned,
