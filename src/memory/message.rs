@@ -127,7 +127,7 @@ impl Elements {
 
 impl ArrivingList {
     /// Memory for so many bytes of elements, which consist of numbers of 1, 4 or 8 bytes each, behind a head. Its pages are not touched.
-    pub(super) fn new(head: usize, len: usize, number: usize) -> ArrivingList {
+    fn new(head: usize, len: usize, number: usize) -> ArrivingList {
         assert!(len.is_multiple_of(number));
         let elements = match number {
             1 => Elements::Bytes(Vec::with_capacity(len)),
@@ -210,6 +210,13 @@ pub(super) fn buffer(message: usize) -> MessageBuffer {
         }
     }
     MessageBuffer::Heap(vec![0; len])
+}
+
+/// A buffer for a message to come that is a list: see [`ArrivingList::new`]. The addresses are those of its head and of its elements.
+pub(super) fn list_buffer(head: usize, elements: usize, number: usize) -> (MessageBuffer, [*mut u8; 2]) {
+    let mut list = ArrivingList::new(head, elements, number);
+    let addresses = [list.head.as_mut_ptr(), list.elements.address()];
+    (MessageBuffer::List(list), addresses)
 }
 
 /// Takes back the buffer of a message that was complete.

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::copying::CopyPath;
 use super::loan::{ClosedRegion, DeviceRegistration, Loan, Withdrawn};
-use super::message::{self, ArrivingList, MessageBuffer, ReceivedMessage};
+use super::message::{self, MessageBuffer, ReceivedMessage};
 use super::shared::Block;
 
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -156,13 +156,8 @@ impl Region {
     /// # Safety
     /// Before [`Region::take_message`] each byte of the region must be written.
     pub(crate) unsafe fn for_list(head: usize, elements: usize, number: usize) -> Arc<Region> {
-        let mut list = ArrivingList::new(head, elements, number);
-        let head_address = list.head.as_mut_ptr();
-        let mut buffer = MessageBuffer::List(list);
-        let segments = [
-            Segment { start: 0, address: head_address, len: head },
-            Segment { start: head, address: buffer.address(), len: elements },
-        ];
+        let (buffer, [head_address, address]) = message::list_buffer(head, elements, number);
+        let segments = [Segment { start: 0, address: head_address, len: head }, Segment { start: head, address, len: elements }];
         let mut region = Region::of(SmallVec::from_slice(&segments));
         region.owned = Mutex::new(Some(buffer));
         Arc::new(region)

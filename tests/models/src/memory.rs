@@ -31,6 +31,10 @@ mod message {
         pub(super) begin: usize,
     }
 
+    impl ReceivedMessage {
+        pub(super) unsafe fn complete(&mut self) {}
+    }
+
     impl Deref for ReceivedMessage {
         type Target = [u8];
         fn deref(&self) -> &[u8] {
@@ -45,6 +49,10 @@ mod message {
 
     pub(super) fn buffer(len: usize) -> MessageBuffer {
         MessageBuffer::Heap(vec![0; len])
+    }
+
+    pub(super) fn list_buffer(_: usize, _: usize, _: usize) -> (MessageBuffer, [*mut u8; 2]) {
+        unreachable!("no model has a list")
     }
 
     pub(super) fn keep(_: MessageBuffer) {}

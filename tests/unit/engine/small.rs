@@ -37,15 +37,19 @@ fn calls_return_their_results() {
     assert_eq!(add.call(&(1, 2)).unwrap(), 3);
     let pending = add.start(&(3, 4)).unwrap();
     assert_eq!(pending.wait().unwrap(), 7);
-    // Longer than one frame.
-    assert_eq!(client.procedure::<Vec<u8>, usize>("length").on(&to).call(&vec![1; 17 << 10]).unwrap(), 17 << 10);
+    // Longer than one frame. The second arrives in memory that the list takes over.
+    for _ in 0..2 {
+        assert_eq!(client.procedure::<Vec<u8>, usize>("length").on(&to).call(&vec![1; 17 << 10]).unwrap(), 17 << 10);
+    }
     // These are sent from where the handler has left them.
     server.define("points", |_: &Request, len: usize| vec![[0.5f64, 1.0, 2.0]; len]).unwrap();
     server.define("text", |_: &Request, len: usize| Some("a".repeat(len))).unwrap();
-    let points = client.procedure::<usize, Vec<[f64; 3]>>("points").on(&to).call(&800).unwrap();
-    assert_eq!(points, vec![[0.5, 1.0, 2.0]; 800]);
+    let points = client.procedure::<usize, Vec<[f64; 3]>>("points").on(&to);
     let text = client.procedure::<usize, Option<String>>("text").on(&to);
-    assert_eq!(text.call(&(17 << 10)).unwrap().unwrap(), "a".repeat(17 << 10));
+    for _ in 0..2 {
+        assert_eq!(points.call(&800).unwrap(), vec![[0.5, 1.0, 2.0]; 800]);
+        assert_eq!(text.call(&(17 << 10)).unwrap().unwrap(), "a".repeat(17 << 10));
+    }
     // It may still be on its way.
     drop(text.start(&(17 << 10)).unwrap());
     end(&server, &client);
