@@ -669,8 +669,6 @@ mod tests {
             region.put_back(message);
             assert_eq!(*region.take_message(), bytes[..]);
         }
-        // SAFETY: the message is not taken.
-        drop(unsafe { Region::for_list(3, 16, 4) });
     }
 
     /// splitmix64.
