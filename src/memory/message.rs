@@ -91,8 +91,8 @@ impl MessageBuffer {
 /// A message that is one list or text. (Both vectors keep their place when this value moves, which a `Box` may not be relied on for.)
 pub(crate) struct ArrivingList {
     /// What comes before the elements.
-    pub(super) head: Vec<u8>,
-    pub(super) elements: Elements,
+    head: Vec<u8>,
+    elements: Elements,
     /// How many bytes the elements have.
     len: usize,
     /// The vector knows of them.
@@ -101,7 +101,7 @@ pub(crate) struct ArrivingList {
 
 /// The memory of a list's elements, in a vector for as much as arrives: what they consist of decides the alignment, and with it whose
 /// vector it can become.
-pub(super) enum Elements {
+enum Elements {
     Bytes(Vec<u8>),
     Singles(Vec<f32>),
     Doubles(Vec<f64>),

@@ -162,12 +162,15 @@ pub(crate) struct Verdicts {
     /// The receiver that was added last, and the earlier ones.
     last: AtomicU64,
     others: Mutex<Vec<u64>>,
+    /// Whether long messages of the declaration are taken over: one of the `LISTS_` values.
     lists: AtomicU8,
 }
 
-/// Values of [`Verdicts::lists`]: nothing was received yet that was long enough to know; receivers may take over, or one does not.
+/// No long message has arrived yet.
 const LISTS_UNKNOWN: u8 = 0;
+/// The receivers own what they decode, and none has left a list's memory behind.
 const LISTS_TAKEN: u8 = 1;
+/// One has.
 const LISTS_COPIED: u8 = 2;
 
 /// Maximum number of receivers that are stored; further ones compare each time.
