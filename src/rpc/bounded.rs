@@ -770,6 +770,10 @@ impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
 #[path = "../../tests/unit/bounded.rs"]
 mod tests;
 
+#[cfg(test)]
+#[path = "../../tests/unit/arrived_lists.rs"]
+mod arrived_lists;
+
 /// Its allocator counts; release builds of the tests count instructions, so they are without it.
 #[cfg(all(test, debug_assertions))]
 #[path = "../../tests/unit/collections.rs"]

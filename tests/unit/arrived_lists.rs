@@ -1,0 +1,181 @@
+//! Tests of lists that have arrived in memory of their own: they decode as from one piece, and take the memory over.
+
+use std::collections::{HashSet, LinkedList, VecDeque};
+use std::fmt::Debug;
+
+use serde::Serialize;
+
+use super::*;
+use crate::memory::{Region, Slice as Memory};
+use crate::shape::{Shape, list_within};
+
+/// The message as it arrives where its elements, which consist of numbers of so many bytes, get memory of their own.
+#[allow(unsafe_code)]
+fn arrived(bytes: &[u8], head: usize, number: usize) -> ReceivedMessage {
+    // SAFETY: all of it is written next.
+    let region = unsafe { Region::for_list(head, bytes.len() - head, number) };
+    assert!(Memory::whole(&region).write(bytes));
+    region.take_message()
+}
+
+/// Decodes the message as it arrives in two pieces; whether it has taken over the second.
+fn decode_list<T: DeserializeOwned>(bytes: &[u8], head: usize, number: usize) -> (Result<(T, usize), String>, bool) {
+    let mut message = arrived(bytes, head, number);
+    let mut asked = Vec::new();
+    let decoded = decode_message::<T>(&mut message, &Verdicts::default(), &mut |memory| {
+        asked.push(memory);
+        Some(memory)
+    });
+    let taken = message.list().is_some();
+    if !taken {
+        assert_eq!(*message, *bytes, "the message is whole");
+    }
+    let mut asked_for_whole = Vec::new();
+    let _ = decode_within::<T>(bytes, &mut |memory| {
+        asked_for_whole.push(memory);
+        Some(memory)
+    });
+    assert_eq!(asked, asked_for_whole);
+    (decoded, taken)
+}
+
+/// The value decodes from two pieces as from one, and takes over the second where it should.
+#[track_caller]
+fn check_list<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T, should_take: bool) {
+    let (bytes, mut shape) = (postcard::to_stdvec(value).unwrap(), Vec::new());
+    Shape::of_value(value).encode(&mut shape);
+    let within = list_within(&shape, bytes.len()).expect("it is a list");
+    let whole = decode_within::<T>(&bytes, &mut |_| Some(usize::MAX));
+    assert_eq!(whole.as_ref().map(|(decoded, _)| decoded), Ok(value));
+    assert_eq!(decode_list::<T>(&bytes, within.head, within.number), (whole, should_take));
+}
+
+/// A type of a program's own, which asks for bytes.
+#[derive(Debug, PartialEq, Serialize)]
+struct Bytes(#[serde(serialize_with = "as_bytes")] Vec<u8>);
+
+fn as_bytes<S: serde::Serializer>(bytes: &[u8], serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_bytes(bytes)
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Bytes, D::Error> {
+        struct Visit;
+        impl de::Visitor<'_> for Visit {
+            type Value = Bytes;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("bytes")
+            }
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> std::result::Result<Bytes, E> {
+                Ok(Bytes(bytes.to_vec()))
+            }
+            fn visit_byte_buf<E: de::Error>(self, bytes: Vec<u8>) -> std::result::Result<Bytes, E> {
+                Ok(Bytes(bytes))
+            }
+        }
+        deserializer.deserialize_byte_buf(Visit)
+    }
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Blob(Vec<u8>);
+
+/// It borrows while it is decoded, and owns what it has then.
+#[derive(Debug, PartialEq, Serialize)]
+struct Name(String);
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Name, D::Error> {
+        <&str>::deserialize(deserializer).map(|name| Name(name.to_owned()))
+    }
+}
+
+#[test]
+fn lists_take_over_the_memory_that_they_have_arrived_in() {
+    for len in [1, 127, 128, 5000] {
+        check_list(&vec![7u8; len], true);
+        check_list(&vec![-7i8; len], true);
+        check_list(&vec![0.5f32; len], true);
+        check_list(&vec![0.5f64; len], true);
+        check_list(&vec![[0.5f32, 1.0]; len], true);
+        check_list(&vec![[0.5f32, 1.0, 2.0]; len], true);
+        check_list(&vec![[0.5f64; 4]; len], true);
+        check_list(&vec![[7u8; 16]; len], true);
+        check_list(&vec![[7u8; 32]; len], true);
+        check_list(&"a\u{e4}".repeat(len), true);
+        check_list(&Some(vec![0.5f64; len]), true);
+        check_list(&Some("a\u{e4}".repeat(len)), true);
+        check_list(&Bytes(vec![7; len]), true);
+        check_list(&Some(Bytes(vec![7; len])), true);
+        check_list(&Blob(vec![7; len]), true);
+        check_list(&Box::<[u8]>::from(vec![7; len]), true);
+        check_list(&Box::<str>::from("a".repeat(len)), true);
+        // They are decoded from one piece.
+        check_list(&Name("a".repeat(len)), false);
+        check_list(&VecDeque::from(vec![7u8; len]), false);
+        check_list(&vec![[7u8; 5]; len], false);
+        check_list(&HashSet::from([7u8]), false);
+        check_list(&LinkedList::from([0.5f64, 1.0]), false);
+    }
+}
+
+/// Whatever the bytes are, and wherever they are cut, there is the value, or the error, of the bytes in one piece.
+#[test]
+fn messages_in_two_pieces_decode_as_in_one() {
+    fn check<T: DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) {
+        let whole = decode_within::<T>(bytes, &mut |_| Some(usize::MAX));
+        for number in [1, 4, 8] {
+            // There is none without elements.
+            for head in (0..bytes.len().min(6)).filter(|head| (bytes.len() - head).is_multiple_of(number)) {
+                let (decoded, _) = decode_list::<T>(bytes, head, number);
+                assert_eq!(decoded, whole, "{bytes:?}, {head} and {number}");
+            }
+        }
+    }
+    let messages: [&[u8]; 14] = [
+        &[],
+        &[0],
+        &[1],
+        &[1, 4, b'a', b'b', b'c', b'd'],
+        &[4, b'a', b'b', b'c', b'd'],
+        &[4, b'a', b'b', b'c', 0xff],
+        &[0x84, 0, b'a', b'b', b'c', b'd'],
+        &[0x84, 0x80, 0x80, 0, b'a', b'b', b'c', b'd'],
+        &[3, b'a', b'b', b'c', b'd'],
+        &[5, b'a', b'b', b'c', b'd'],
+        &[0xff, 0xff, 0xff, 0xff, b'a', b'b', b'c', b'd'],
+        &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, b'a', b'b', b'c', b'd'],
+        &[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0],
+        &[1, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f],
+    ];
+    for bytes in messages {
+        check::<Vec<u8>>(bytes);
+        check::<Vec<f32>>(bytes);
+        check::<Vec<f64>>(bytes);
+        check::<Vec<[f32; 2]>>(bytes);
+        check::<Vec<u64>>(bytes);
+        check::<Vec<bool>>(bytes);
+        check::<String>(bytes);
+        check::<Option<String>>(bytes);
+        check::<Option<Vec<u8>>>(bytes);
+        check::<Bytes>(bytes);
+        check::<Blob>(bytes);
+        check::<Name>(bytes);
+        check::<(u8, Vec<u8>)>(bytes);
+        check::<(Vec<u8>, u8)>(bytes);
+        check::<VecDeque<u8>>(bytes);
+        check::<u8>(bytes);
+        check::<()>(bytes);
+    }
+}
+
+/// A message whose values find no memory now is decoded once more, later.
+#[test]
+fn message_that_is_refused_memory_stays_whole() {
+    let bytes = postcard::to_stdvec(&vec![7u8; 3000]).unwrap();
+    let mut message = arrived(&bytes, 2, 1);
+    let verdicts = Verdicts::default();
+    let refused = decode_message::<LinkedList<u8>>(&mut message, &verdicts, &mut |_| None);
+    assert!(refused.unwrap_err().contains("memory"));
+    assert_eq!(decode_message::<Vec<u8>>(&mut message, &verdicts, &mut |_| None).map(|(list, _)| list), Ok(vec![7; 3000]));
+}
