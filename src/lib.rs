@@ -215,7 +215,7 @@ mod fork;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
-#[cfg(all(test, not(fuzzing)))]
+#[cfg(all(test, not(any(fuzzing, few_tests))))]
 mod fuzzing;
 mod into_address;
 mod latency;

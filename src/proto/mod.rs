@@ -30,7 +30,7 @@ mod refusals;
 mod streams;
 mod summary;
 mod tables;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(all(test, not(few_tests)), fuzzing))]
 mod tests;
 mod timers;
 mod traffic;
@@ -64,7 +64,7 @@ pub(crate) use policy::{AccessPolicy, Mode};
 pub use refusals::Refusals;
 pub use summary::{CallDump, ConnectionDump, PeerStats, RequestDump, RequestState, TransferDirection, TransferDump};
 pub(crate) use tables::Declaration;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(all(test, not(few_tests)), fuzzing))]
 pub(crate) use tests::fuzzing;
 pub(crate) use traffic::PeerCalls;
 pub use traffic::{Traffic, TransportStats};

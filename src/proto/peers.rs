@@ -385,7 +385,7 @@ impl<E: Env> Proto<E> {
     fn detach(&mut self, id: LinkId, link: &PeerLink<E>, failure: &Failure) {
         let Some(peer) = link.peer else { return };
         let Some(entry) = self.peers.get_mut(peer).filter(|entry| entry.links().any(|own| own == id)) else { return };
-        let other = entry.links().find(|other| *other != id);
+        let other = if entry.link == Some(id) { entry.other } else { entry.link };
         (entry.link, entry.other) = match other {
             Some(other) if self.links.get(other).is_some_and(|link| link.idle.left) => {
                 (entry.link.filter(|link| *link == other), Some(other))

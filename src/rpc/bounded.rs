@@ -766,11 +766,11 @@ impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(few_tests)))]
 #[path = "../../tests/unit/bounded.rs"]
 mod tests;
 
-#[cfg(test)]
+#[cfg(all(test, not(few_tests)))]
 #[path = "../../tests/unit/arrived_lists.rs"]
 mod arrived_lists;
 

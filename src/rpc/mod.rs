@@ -7,7 +7,7 @@ mod bounded;
 mod calling;
 mod define;
 mod flat;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(all(test, not(few_tests)), fuzzing))]
 pub(crate) mod fuzzing;
 mod handlers;
 mod procedure;

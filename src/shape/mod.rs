@@ -20,7 +20,7 @@ mod knowledge;
 mod known;
 mod of_type;
 mod plain;
-#[cfg(test)]
+#[cfg(all(test, not(few_tests)))]
 // The tests trace these types and read none of the values.
 #[allow(dead_code)]
 #[path = "../../tests/unit/shape.rs"]

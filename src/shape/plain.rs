@@ -687,6 +687,6 @@ impl de::Error for Visited {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(few_tests)))]
 #[path = "../../tests/unit/plain.rs"]
 mod tests;

@@ -15,7 +15,7 @@ mod loopback;
 mod ofi;
 mod shm;
 mod tcp;
-#[cfg(test)]
+#[cfg(all(test, not(few_tests)))]
 #[path = "../../tests/unit/transport.rs"]
 mod tests;
 #[cfg(feature = "verbs")]
@@ -32,10 +32,10 @@ use crate::{Address, Error, Result, Transport};
 pub(crate) use loopback::Loopback;
 #[cfg(feature = "ofi")]
 pub(crate) use ofi::Ofi;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(all(test, not(few_tests)), fuzzing))]
 pub(crate) use shm::fuzzing;
 pub(crate) use shm::{KernelCopyPolicy, Shm, ShmOptions};
-#[cfg(any(test, fuzzing))]
+#[cfg(any(all(test, not(few_tests)), fuzzing))]
 pub(crate) use tcp::fuzzing as tcp_fuzzing;
 pub(crate) use tcp::{Tcp, TcpOptions};
 #[cfg(feature = "verbs")]

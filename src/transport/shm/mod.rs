@@ -7,7 +7,7 @@
 mod blocks;
 mod connection;
 mod copy_choice;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(all(test, not(few_tests)), fuzzing))]
 pub(crate) mod fuzzing;
 mod handshake;
 mod link;

@@ -1,6 +1,6 @@
 //! `tcp://`: the transport over tcp sockets, one for each link, with or without TLS.
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(all(test, not(few_tests)), fuzzing))]
 pub(crate) mod fuzzing;
 #[cfg(feature = "tls")]
 mod handshakes;
