@@ -1,9 +1,34 @@
-//! What the protocol and the transports both handle: keys of remote memory, and the frames and payloads that arrive.
+//! What several layers handle: keys of remote memory, the frames and payloads that arrive, and what a body ends with.
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// What a device reaches a peer's memory by. The transport that made them reads them; every other layer passes them on.
 pub(crate) type RemoteKeys = Arc<[u8]>;
+
+/// A body that ends with the elements of a long list or text, as they lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TrailingList {
+    /// How many bytes come before the elements.
+    pub head: u64,
+    /// Bytes of each number that the elements consist of: 1, 4 or 8.
+    pub width: u8,
+}
+
+/// Most bytes before the elements that get memory of their own. The allocator may have to zero so much at once.
+const LONGEST_HEAD: usize = 1 << 20;
+
+impl TrailingList {
+    /// How many bytes come before the elements, and the width of a number, if a body of so many bytes may end so, and the elements can be
+    /// used as they are. (A peer may say anything.)
+    pub(crate) fn head_of(&self, body: usize) -> Option<(usize, usize)> {
+        let (head, width) = (usize::try_from(self.head).ok()?, usize::from(self.width));
+        let elements = body.checked_sub(head).filter(|_| head <= LONGEST_HEAD)?;
+        let is_usable = matches!(width, 1 | 4 | 8) && (width == 1 || cfg!(target_endian = "little"));
+        (is_usable && elements > 0 && elements.is_multiple_of(width)).then_some((head, width))
+    }
+}
 
 /// Where a payload belongs.
 pub(crate) struct ReceiveTarget<M> {

@@ -18,8 +18,8 @@ use smallvec::SmallVec;
 use super::EngineShared;
 use crate::memory::{MAPPED_BY_ALLOCATOR, Region, Slice, spare_to_encode};
 use crate::progress::LeaseKeepAlive;
-use crate::proto::{LeaseRange, LinkId, OutgoingBody};
-use crate::shape::{Declared, Encoded, Knowledge};
+use crate::proto::{LeaseRange, LinkId, OutgoingBody, TrailingList};
+use crate::shape::{Declared, Encoded, Knowledge, trailing_list};
 use crate::{Address, Error, MessageSide};
 
 /// Why a message can't be encoded.
@@ -91,16 +91,22 @@ fn reuse_memory(out: &mut Vec<u8>, len: usize) {
     }
 }
 
-/// What is to be sent: `in_place`, where the buffer only shows its type, or else what has been encoded. Longer than `eager`, that is taken
-/// out of the buffer, and stays until the peer has it.
-pub(crate) fn outgoing_body(in_place: Option<Slice>, buffer: &mut Vec<u8>, eager: usize) -> OutgoingBody<'_, Slice> {
-    if let Some(body) = in_place {
-        OutgoingBody::Large(body)
+/// What is to be sent: `in_place`, where the buffer only shows its type, or else what has been encoded last. Longer than `eager`, that is
+/// taken out of the buffer, and stays until the peer has it.
+pub(crate) fn outgoing_body<'a>(in_place: Option<ListInPlace>, buffer: &'a mut Vec<u8>, eager: usize) -> OutgoingBody<'a, Slice> {
+    if let Some(ListInPlace { body, list }) = in_place {
+        OutgoingBody::Large(body, list)
     } else if buffer.len() > eager {
-        OutgoingBody::Large(Slice::whole(&Region::from_vec(mem::take(buffer))))
+        OutgoingBody::Large(Slice::whole(&Region::from_vec(mem::take(buffer))), trailing_list())
     } else {
         OutgoingBody::Small(buffer)
     }
+}
+
+/// A body that is sent from where a list lies.
+pub(crate) struct ListInPlace {
+    pub body: Slice,
+    pub list: Option<TrailingList>,
 }
 
 thread_local! {

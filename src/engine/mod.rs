@@ -36,7 +36,7 @@ pub use endpoint::Endpoint;
 pub use finalize::FinalizeHook;
 pub(crate) use foreign_copies::{ForeignCopies, StaleFlag};
 pub(crate) use messages::{
-    DecodeContext, EncodeBuffer, EncodeContext, EncodeMessage, RemoteLease, decoding, encode_message, outgoing_body,
+    DecodeContext, EncodeBuffer, EncodeContext, EncodeMessage, ListInPlace, RemoteLease, decoding, encode_message, outgoing_body,
 };
 use monitor::MonitorSlot;
 pub use monitor::{Monitor, MonitoredCall, MonitoredTransfer};

@@ -4,6 +4,7 @@
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 
 use crate::deferred_log::defer;
+use crate::payload::TrailingList;
 use crate::proto::wire::{self, BorrowedBytes, MAGIC, Message, Range};
 use crate::transport::LinkKey;
 
@@ -65,6 +66,7 @@ fn name(message: &Message<'_>) -> &'static str {
         Message::Idle { .. } => "idle",
         Message::IdleAgreed => "idle agreed",
         Message::InUse => "in use",
+        Message::List { .. } => "list",
     }
 }
 
@@ -102,6 +104,9 @@ fn details(message: &Message<'_>) -> String {
         Message::Revoked { token: _ } | Message::ResumptionToken { token: _ } => String::new(),
         Message::Idle { received, exposes } => {
             format!("received {received} bytes{}", if *exposes { ", exposes memory" } else { "" })
+        }
+        Message::List { call, list: TrailingList { head, width } } => {
+            format!("call {call}, numbers of {width} bytes behind {head} bytes")
         }
         Message::Ping | Message::Pong | Message::Goodbye | Message::IdleAgreed | Message::InUse => String::new(),
     }

@@ -37,8 +37,7 @@ use slotmap::SecondaryMap;
 
 pub(crate) use crate::fork::CreatorProcess;
 use crate::memory::{Region, Slice};
-use crate::proto::{self, Declaration, Lease, LinkId, Memory, PeerTag, Proto, RequestId};
-use crate::shape::{self, ListWithin};
+use crate::proto::{self, Declaration, Lease, LinkId, Memory, PeerTag, Proto, RequestId, TrailingList};
 #[cfg(feature = "ofi")]
 use crate::transport::Ofi;
 #[cfg(feature = "verbs")]
@@ -102,12 +101,12 @@ impl proto::Env for EngineEnv {
 
     // Large buffers are mapped lazily, so a peer's claim of a size costs little until the bytes arrive.
     #[allow(unsafe_code)]
-    fn body_memory(len: usize, declaration: Option<&Declaration<EngineEnv>>) -> Slice {
-        let as_list = declaration.filter(|declaration| declaration.verdicts.takes_lists());
-        let region = match as_list.and_then(|declaration| shape::list_within(&declaration.shape, len)) {
+    fn body_memory(len: usize, declaration: Option<&Declaration<EngineEnv>>, list: Option<TrailingList>) -> Slice {
+        let is_taken = declaration.is_some_and(|declaration| declaration.verdicts.takes_lists());
+        let region = match list.filter(|_| is_taken).and_then(|list| list.head_of(len)) {
             // SAFETY: only what handles a request, or gets an answer, takes the message out of the region. The protocol hands the region
             // to it once the chunks that follow each other have filled it, and transports report a chunk when they have written it.
-            Some(ListWithin { head, number }) => unsafe { Region::for_list(head, len - head, number) },
+            Some((head, width)) => unsafe { Region::for_list(head, len - head, width) },
             None => Region::for_message(len),
         };
         Slice::whole(&region)

@@ -9,7 +9,7 @@ use slotmap::KeyData;
 use super::link::{MayWait, PeerLink};
 use super::one_way::{MAX_COST, OneWayRequest};
 use super::refusals::{Cause, Dropped};
-use super::streams::OutStream;
+use super::streams::{OutStream, OutgoingBody};
 use super::tables::{self, Chained, Neighbours};
 use super::wire::{BorrowedBytes, Declare, MAX_NAME, Message, Status, Stream};
 use super::{
@@ -70,28 +70,6 @@ pub(crate) enum Question {
     Identity(u16),
     /// To finalize itself.
     Shutdown,
-}
-
-/// The body of a message to be sent.
-pub(crate) enum OutgoingBody<'a, M> {
-    Small(&'a [u8]),
-    Large(M),
-}
-
-impl<M: Memory> OutgoingBody<'_, M> {
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            OutgoingBody::Small(bytes) => bytes.len(),
-            OutgoingBody::Large(memory) => memory.len(),
-        }
-    }
-
-    pub(super) fn inline(&self) -> &[u8] {
-        match self {
-            OutgoingBody::Small(bytes) => bytes,
-            OutgoingBody::Large(_) => &[],
-        }
-    }
 }
 
 /// A call to be made.
@@ -255,13 +233,16 @@ impl<E: Env> Proto<E> {
         if let Some(trace) = spec.trace {
             link.queue_trace(trace);
         }
+        if let Some(list) = spec.content.list() {
+            link.queue_list(wire_id(call), list, leases);
+        }
         link.queue_frame(&message, spec.content.inline());
         link.pending += 1;
         link.traffic.calls += 1;
         if let Some(cost) = cost {
             link.outgoing.spend(cost);
         }
-        if let OutgoingBody::Large(memory) = &spec.content {
+        if let OutgoingBody::Large(memory, _) = &spec.content {
             let memory = memory.clone();
             link.streams.add(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
         }
@@ -438,7 +419,7 @@ impl<E: Env> Proto<E> {
         if is_whole {
             self.deliver(request, declaration, leases, trace, |place| place.fill(body));
         } else {
-            let memory = self.links[id].memory_for_body(size as usize, Some(&declaration));
+            let memory = self.links[id].memory_for_body(call, size as usize, leases, Some(&declaration));
             let body = InboundBody { memory, arrived: 0, declaration: Some(declaration), leases, trace };
             self.requests[request].body = Some(Box::new(body));
         }
@@ -617,8 +598,11 @@ impl<E: Env> Proto<E> {
                 let shape = BorrowedBytes(if is_new { reply.shape } else { &[] });
                 let released = std::mem::take(&mut link.released);
                 let message = Message::Response { call, result, shape, leases, released, size };
+                if let Some(list) = reply.content.list() {
+                    link.queue_list(call, list, leases);
+                }
                 link.queue_response(&message, reply.content.inline());
-                if let OutgoingBody::Large(memory) = &reply.content {
+                if let OutgoingBody::Large(memory, _) = &reply.content {
                     let memory = memory.clone();
                     link.streams.add(OutStream { kind: Stream::Response, id: call, memory, sent: 0, token: None });
                 }
@@ -708,7 +692,7 @@ impl<E: Env> Proto<E> {
             answer.body.fill(body);
             self.end_call(key, Ok(answer));
         } else if body.is_empty() && call.answer.is_none() {
-            let memory = self.links[id].memory_for_body(size as usize, declaration.as_deref());
+            let memory = self.links[id].memory_for_body(number, size as usize, leases, declaration.as_deref());
             call.answer = Some(Box::new(InboundBody { memory, arrived: 0, declaration, leases, trace: None }));
         } else {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));

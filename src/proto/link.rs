@@ -22,6 +22,7 @@ use super::{
     CallId, Consumed, EngineStage, Env, Failure, LinkId, Memory, Output, PayloadStatus, PeerId, Proto, ReceiveTarget, RequestId,
     TransferId, broken,
 };
+use crate::payload::TrailingList;
 use crate::{Address, TraceContext, Transport};
 pub(crate) use sending::MayWait;
 
@@ -162,6 +163,8 @@ pub(super) struct PeerLink<E: Env> {
     /// Since when another engine has claimed to be this peer.
     pub probed: Option<Instant>,
     pub idle: IdleState,
+    /// What the body of this call, or of the answer to it, ends with.
+    list: Option<(u64, TrailingList)>,
 }
 
 /// A payload that is arriving.
@@ -229,6 +232,7 @@ impl<E: Env> PeerLink<E> {
             due,
             probed: None,
             idle: IdleState::default(),
+            list: None,
         }
     }
 
@@ -298,10 +302,29 @@ impl<E: Env> PeerLink<E> {
     }
 
     /// Memory for a body that arrives in chunks.
-    pub(super) fn memory_for_body(&self, size: usize, declaration: Option<&Declaration<E>>) -> E::Memory {
-        // A device would need two registrations and two work requests.
-        let has_device = matches!(self.transport, Transport::Verbs | Transport::Ofi(_));
-        E::body_memory(size, declaration.filter(|_| !has_device))
+    pub(super) fn memory_for_body(
+        &mut self,
+        call: u64,
+        size: usize,
+        leases: LeaseRange,
+        declaration: Option<&Declaration<E>>,
+    ) -> E::Memory {
+        let list = self.list.take().filter(|(of, _)| *of == call && self.has_lists(leases));
+        E::body_memory(size, declaration, list.map(|(_, list)| list))
+    }
+
+    /// Queues what the body of the `Request` or `Response` that is queued next ends with, where the peer makes use of that.
+    #[cold]
+    pub(super) fn queue_list(&mut self, call: u64, list: TrailingList, leases: LeaseRange) {
+        if self.has_lists(leases) {
+            self.queue_frame(&Message::List { call, list }, &[]);
+        }
+    }
+
+    /// Whether a list that a body ends with may get memory of its own. A device would need two registrations and two work requests. And
+    /// a message whose list is not taken is decoded again, which bulks in it can't be: the first time they take over their leases.
+    fn has_lists(&self, leases: LeaseRange) -> bool {
+        leases.count == 0 && !matches!(self.transport, Transport::Verbs | Transport::Ofi(_))
     }
 
     /// True while something is expected of the peer.
@@ -608,6 +631,7 @@ impl<E: Env> Proto<E> {
             Message::Idle { received, exposes } => self.handle_idle(id, received, exposes)?,
             Message::IdleAgreed => self.handle_idle_agreed(id, now)?,
             Message::InUse => self.handle_in_use(id, now)?,
+            Message::List { call, list } => self.links[id].list = Some((call, list)),
             Message::Request { .. } | Message::Response { .. } | Message::Data { .. } => {
                 unreachable!("`consume` takes them itself")
             }

@@ -49,11 +49,11 @@ use slotmap::SlotMap;
 use smallvec::SmallVec;
 
 use crate::address::Interfaces;
-pub(crate) use crate::payload::{Consumed, Injected, PayloadStatus, ReceiveTarget, RemoteKeys};
+pub(crate) use crate::payload::{Consumed, Injected, PayloadStatus, ReceiveTarget, RemoteKeys, TrailingList};
 use crate::{Address, TraceContext, copy};
 pub use admission::LimitCounts;
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
-pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};
+pub(crate) use calls::{CallSpec, Question, Rejected, Reply};
 pub(crate) use idle::MIN_IDLE;
 pub(crate) use keys::PreSharedKey;
 pub(crate) use lanes::{MAX_LANES, WORTH_A_LANE};
@@ -62,6 +62,7 @@ pub(crate) use log::Log;
 pub(crate) use peers::{MAX_ADDRESSES, PeerTag};
 pub(crate) use policy::{AccessPolicy, Mode};
 pub use refusals::Refusals;
+pub(crate) use streams::OutgoingBody;
 pub use summary::{CallDump, ConnectionDump, PeerStats, RequestDump, RequestState, TransferDirection, TransferDump};
 pub(crate) use tables::Declaration;
 #[cfg(any(all(test, not(few_tests)), fuzzing))]
@@ -132,9 +133,9 @@ pub(crate) trait Env: Sized {
     type Verdicts: Default;
     /// Carries the bytes of a link.
     type Carrier: Carrier;
-    /// New memory for the body of a large message, with the declaration of its values, where these may decide what memory it is. The
-    /// body is handed out once chunks that follow each other have filled it.
-    fn body_memory(len: usize, declaration: Option<&Declaration<Self>>) -> Self::Memory;
+    /// New memory for the body of a large message, with the declaration of its values, and what it ends with, as the peer says. The body
+    /// is handed out once chunks that follow each other have filled it.
+    fn body_memory(len: usize, declaration: Option<&Declaration<Self>>, list: Option<TrailingList>) -> Self::Memory;
     /// Memory for a request, and for an answer: used again, where that is worth it.
     fn request_place() -> Box<Option<Incoming<Self>>> {
         Box::default()

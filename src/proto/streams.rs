@@ -1,4 +1,4 @@
-//! Outgoing streams of a link, sent chunk by chunk.
+//! What is sent: the bodies of messages, and the outgoing streams of a link, sent chunk by chunk.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -7,9 +7,37 @@ use slotmap::SlotMap;
 use super::Memory;
 use super::tables::SeededHash;
 use super::wire::Stream;
+use crate::payload::TrailingList;
 
 slotmap::new_key_type! {
     struct StreamId;
+}
+
+/// The body of a message to be sent.
+pub(crate) enum OutgoingBody<'a, M> {
+    Small(&'a [u8]),
+    /// With what it ends with, if that is a long list.
+    Large(M, Option<TrailingList>),
+}
+
+impl<M: Memory> OutgoingBody<'_, M> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            OutgoingBody::Small(bytes) => bytes.len(),
+            OutgoingBody::Large(memory, _) => memory.len(),
+        }
+    }
+
+    pub(super) fn inline(&self) -> &[u8] {
+        match self {
+            OutgoingBody::Small(bytes) => bytes,
+            OutgoingBody::Large(..) => &[],
+        }
+    }
+
+    pub(super) fn list(&self) -> Option<TrailingList> {
+        if let OutgoingBody::Large(_, list) = self { *list } else { None }
+    }
 }
 
 /// An outgoing stream.

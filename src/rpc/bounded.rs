@@ -74,7 +74,7 @@ pub(crate) fn decode_within<'a, T: Deserialize<'a>>(bytes: &'a [u8], more: AskFo
     bounded.finish(decoded)
 }
 
-/// As [`decode_within`], of a long message. A list or text that is all of it takes over its memory, where it can; `verdicts` learn
+/// As [`decode_within`], of a long message. A list or text that it ends with takes over its memory, where it can; `verdicts` learn
 /// whether the next message should have such memory.
 // Once in a program for each type: `decode_within` is inlined for short messages.
 #[inline(never)]
@@ -153,7 +153,7 @@ impl de::Error for Undecodable {
     }
 }
 
-/// The elements of the list or text that the whole message is, where they have memory of their own and have not been taken.
+/// The elements of the list or text that the message ends with, where they have memory of their own and have not been taken.
 struct Apart<'m> {
     /// A `Vec<u8>`, `Vec<f32>` or `Vec<f64>`.
     vector: &'m mut (dyn Any + Send),
@@ -317,30 +317,27 @@ impl<'de, 'm> Bounded<'de, 'm> {
         Ok(bytes)
     }
 
-    /// The bytes that lie apart, if they are a text or byte string and all that is left.
-    fn take_bytes(&mut self) -> Decoded<Vec<u8>> {
+    /// The bytes of the text or byte string that follows, if they are those that lie apart. Else nothing is decoded.
+    #[cold]
+    fn take_bytes(&mut self) -> Decoded<Option<Vec<u8>>> {
+        let before = self.rest()?;
         let len: usize = self.primitive()?;
         let is_all = self.rest()?.is_empty();
         if self.apart.as_ref().is_none_or(|apart| !is_all || apart.len != len || !apart.vector.is::<Vec<u8>>()) {
-            return Err(self.refuse(Error::DeserializeUnexpectedEnd));
+            self.postcard = postcard::Deserializer::from_bytes(before);
+            return Ok(None);
         }
         // A message that is refused memory is decoded again: so before anything is taken.
         self.count(ALLOCATION)?;
         let vector = self.apart.take().and_then(|apart| apart.vector.downcast_mut());
-        Ok(vector.map(mem::take).unwrap_or_default())
+        Ok(vector.map(mem::take))
     }
 
+    /// The text that follows, if it lies apart.
     #[cold]
-    fn visit_vector_as_text<V: Visitor<'de>>(&mut self, visitor: V) -> Decoded<V::Value> {
-        match String::from_utf8(self.take_bytes()?) {
-            Ok(text) => visitor.visit_string(text),
-            Err(_) => Err(self.refuse(Error::DeserializeBadUtf8)),
-        }
-    }
-
-    #[cold]
-    fn visit_vector_as_bytes<V: Visitor<'de>>(&mut self, visitor: V) -> Decoded<V::Value> {
-        visitor.visit_byte_buf(self.take_bytes()?)
+    fn take_text(&mut self) -> Decoded<Option<String>> {
+        let text = self.take_bytes()?.map(String::from_utf8).transpose();
+        text.map_err(|_| self.refuse(Error::DeserializeBadUtf8))
     }
 
     /// As `decode_numbers`, of a list whose elements lie apart, if it is all that is left.
@@ -487,8 +484,10 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
-        if self.apart.is_some() {
-            return self.visit_vector_as_text(visitor);
+        if self.apart.is_some()
+            && let Some(text) = self.take_text()?
+        {
+            return visitor.visit_string(text);
         }
         let text = self.owned::<&'de str>()?;
         match copy::of_long_text(text) {
@@ -499,8 +498,10 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
-        if self.apart.is_some() {
-            return self.visit_vector_as_bytes(visitor);
+        if self.apart.is_some()
+            && let Some(bytes) = self.take_bytes()?
+        {
+            return visitor.visit_byte_buf(bytes);
         }
         let bytes = self.owned::<&'de [u8]>()?;
         match copy::of_long(bytes) {
@@ -537,9 +538,9 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
         let left = self.decode_length()?;
         self.descend(|inside| match plain_decoder::<V>() {
-            Some(plain) if inside.apart.is_some() => inside.take_numbers(left, plain),
             // Memory is asked for only where the elements can be there; the cause is that of the first that is not.
             Some(plain) if inside.rest()?.len() / plain.min_size >= left => inside.decode_numbers(left, plain),
+            Some(plain) if inside.apart.is_some() => inside.take_numbers(left, plain),
             _ => match Collection::of::<V::Value>() {
                 Collection::Array => visitor.visit_seq(BoundedElements::<_, ARRAY>::of::<V>(inside, left)),
                 Collection::Linked => visitor.visit_seq(BoundedElements::<_, LINKED>::of::<V>(inside, left)),

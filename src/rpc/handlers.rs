@@ -23,8 +23,8 @@ use super::bounded;
 use super::calling::{self, CallingHandler};
 use super::span::HandlerSpan;
 use crate::engine::{
-    DecodeContext, EncodeBuffer, EncodeMessage, Endpoint, Engine, EngineShared, HandledCalls, MonitoredCall, decoding,
-    encode_message, outgoing_body,
+    DecodeContext, EncodeBuffer, EncodeMessage, Endpoint, Engine, EngineShared, HandledCalls, ListInPlace, MonitoredCall,
+    decoding, encode_message, outgoing_body,
 };
 use crate::memory::{Region, Slice};
 use crate::progress::{EngineEnv, Handler, HandlerClass, error_of, nanos, spare};
@@ -717,12 +717,14 @@ impl OwedResponse {
         let Some(content) = InPlace::of(&&result).filter(is_long).map(|content| content.without_bytes()) else {
             return self.try_respond(&result);
         };
-        let body = Slice::whole(&Region::keeping(content.head(), InPlace::take(result)));
+        let head = content.head();
+        let list = content.trailing_list(&head);
+        let body = ListInPlace { body: Slice::whole(&Region::keeping(head, InPlace::take(result))), list };
         self.respond(&mut |buffer, leases| encode_message(&content, buffer, leases, request.shared(), &side.results), Some(body))
     }
 
     /// Responds with what `encode` encodes. `body` is what to send where it need not be encoded: then `encode` only shows its type.
-    fn respond(&self, encode: EncodeMessage<'_, '_>, body: Option<Slice>) -> std::thread::Result<Answered> {
+    fn respond(&self, encode: EncodeMessage<'_, '_>, body: Option<ListInPlace>) -> std::thread::Result<Answered> {
         let request = &self.request;
         if request.one_way {
             let content = OutgoingBody::Small(&[]);

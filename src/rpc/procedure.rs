@@ -15,8 +15,8 @@ use super::bounded;
 use super::calling::calling_handler;
 use super::span::CallSpan;
 use crate::engine::{
-    CallPath, EncodeBuffer, EncodeMessage, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed,
-    deadline, decoding, encode_message, outgoing_body,
+    CallPath, EncodeBuffer, EncodeMessage, EndedCall, Endpoint, Engine, EngineShared, ListInPlace, MonitoredCall, ProcedureInfo,
+    completed, deadline, decoding, encode_message, outgoing_body,
 };
 use crate::memory::{SentRegion, Slice};
 use crate::progress::{Awaited, Completion, EngineEnv, OperationOutcome, OwnCompletion, error_of, spare, wait_any};
@@ -196,9 +196,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         let head = content.head();
         // Closed when the call has ended, however it ends: what is still being sent of it then gets no further access.
         let sent = SentRegion::new([&head[..], content.bytes]);
-        let body = Some(Slice::whole(sent.region()));
+        let body = ListInPlace { body: Slice::whole(sent.region()), list: content.trailing_list(&head) };
         let mut started = StartedCall::new();
-        self.begin(content, body, None, CallForm::default(), &mut started)?;
+        self.begin(content, Some(body), None, CallForm::default(), &mut started)?;
         self.target.wait(&started)
     }
 
@@ -307,7 +307,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     fn begin(
         &self,
         arguments: &(impl Serialize + ?Sized),
-        body: Option<Slice>,
+        body: Option<ListInPlace>,
         until: Option<Instant>,
         form: CallForm,
         started: &mut StartedCall,
@@ -351,7 +351,7 @@ impl CallTarget {
     fn begin(
         &self,
         encode: EncodeMessage<'_, '_>,
-        body: Option<Slice>,
+        body: Option<ListInPlace>,
         until: Option<Instant>,
         form: CallForm,
         started: &mut StartedCall,
@@ -375,7 +375,7 @@ impl CallTarget {
     fn begin_encoded(
         &self,
         encode: EncodeMessage<'_, '_>,
-        body: Option<Slice>,
+        body: Option<ListInPlace>,
         until: Option<Instant>,
         form: CallForm,
         started: &mut StartedCall,

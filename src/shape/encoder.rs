@@ -4,36 +4,19 @@
 //! that, and extends the copy.
 
 use std::any::type_name;
-use std::fmt::{self, Display, Write};
+use std::fmt::{Display, Write};
 use std::{array, slice};
 
 use serde::ser::{self, Serialize, SerializeSeq as _, Serializer};
 
 use super::Leaf;
 use super::elements::{self, MANY};
+use super::encode_error::{EncodeError, other_length, unknown_length};
 use super::known::{self, DONE, KnownKind, KnownPart, KnownShape, LEAVES, NodeIndex, same};
 use super::plain::{self, Plain, for_each_plain, zigzag};
+use super::trailing::{EncodedList, note_encoded};
 use super::wire::encode_number;
 use crate::copy;
-
-/// Why a value can't be encoded.
-#[derive(Debug)]
-pub(crate) struct EncodeError(Box<str>);
-
-impl Display for EncodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for EncodeError {}
-
-impl ser::Error for EncodeError {
-    #[cold]
-    fn custom<T: Display>(message: T) -> EncodeError {
-        EncodeError(message.to_string().into())
-    }
-}
 
 /// What a value has shown.
 pub(super) enum Seen {
@@ -50,6 +33,7 @@ pub(super) enum Seen {
 pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known: &KnownShape) -> Result<Seen, EncodeError> {
     let mut look_ahead = LookAhead::new(out, known, false);
     look_ahead.part(value, known.root)?;
+    note_encoded(look_ahead.list, look_ahead.out.len());
     Ok(match look_ahead {
         LookAhead { otherwise: true, .. } => Seen::Otherwise,
         LookAhead { grown: None, .. } => Seen::Nothing,
@@ -63,6 +47,7 @@ pub(super) fn encode_alone<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) 
     let nothing = KnownShape::nothing();
     let mut look_ahead = LookAhead::new(out, &nothing, true);
     look_ahead.part(value, nothing.root)?;
+    note_encoded(look_ahead.list, look_ahead.out.len());
     Ok(look_ahead.grown.map_or_else(KnownShape::nothing, |grown| *grown))
 }
 
@@ -76,12 +61,14 @@ struct LookAhead<'a> {
     otherwise: bool,
     /// How often it has grown.
     growths: u32,
+    /// The last long list.
+    list: Option<EncodedList>,
 }
 
 impl<'a> LookAhead<'a> {
     #[inline]
     fn new(out: &'a mut Vec<u8>, before: &'a KnownShape, alone: bool) -> LookAhead<'a> {
-        LookAhead { out, before, grown: None, alone, otherwise: false, growths: 0 }
+        LookAhead { out, before, grown: None, alone, otherwise: false, growths: 0, list: None }
     }
 
     /// Encodes the elements of a sequence; returns how many there were.
@@ -156,8 +143,8 @@ impl<'a> LookAhead<'a> {
             // This element may be the last that is new.
             let next = 2 * count;
             let looks_back = rest.elements_until_growth(&mut elements, at, &mut count, next)?;
-            let LookAhead { grown, otherwise, growths, .. } = rest;
-            (self.otherwise, self.growths) = (otherwise, growths);
+            let LookAhead { grown, otherwise, growths, list, .. } = rest;
+            (self.otherwise, self.growths, self.list) = (otherwise, growths, list);
             self.grown = grown.or(shown);
             if !looks_back {
                 return Ok(count - first);
@@ -198,6 +185,12 @@ impl<'a> LookAhead<'a> {
     #[inline]
     fn whole_before(&self, at: NodeIndex, kind: KnownKind) -> Option<&'a [KnownPart]> {
         self.before.nodes.get(at as usize).filter(|node| node.kind == kind && node.sealed).map(|node| &node.parts[..])
+    }
+
+    /// The elements of a list or text have been encoded.
+    #[inline]
+    fn note_list(&mut self, bytes: usize, width: u8) {
+        self.list = EncodedList::new(bytes, width, self.out.len()).or(self.list);
     }
 
     fn known(&self) -> &KnownShape {
@@ -337,6 +330,15 @@ impl<'l, 'a> Position<'l, 'a> {
             self.look_ahead.out.truncate(len);
         }
         T::encode(numbers, self.look_ahead.out);
+        self.look_ahead.note_list(size_of_val(numbers), T::WIDTH);
+        Ok(())
+    }
+
+    /// Writes the bytes of a text or byte string.
+    #[inline]
+    fn bytes(self, bytes: &[u8]) -> Result<(), EncodeError> {
+        encode_bytes(bytes, self.look_ahead.out);
+        self.look_ahead.note_list(bytes.len(), 1);
         Ok(())
     }
 
@@ -401,8 +403,18 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
         serialize_f32(value: f32) F32 |out| out.extend_from_slice(&value.to_le_bytes());
         serialize_f64(value: f64) F64 |out| out.extend_from_slice(&value.to_le_bytes());
         serialize_char(value: char) Char |out| encode_bytes(value.encode_utf8(&mut [0; 4]).as_bytes(), out);
-        serialize_str(value: &str) Str |out| encode_bytes(value.as_bytes(), out);
-        serialize_bytes(value: &[u8]) Bytes |out| encode_bytes(value, out);
+    }
+
+    #[inline]
+    fn serialize_str(mut self, value: &str) -> Result<(), EncodeError> {
+        self.leaf(Leaf::Str);
+        self.bytes(value.as_bytes())
+    }
+
+    #[inline]
+    fn serialize_bytes(mut self, value: &[u8]) -> Result<(), EncodeError> {
+        self.leaf(Leaf::Bytes);
+        self.bytes(value)
     }
 
     #[inline]
@@ -782,17 +794,4 @@ compounds! {
     SerializeTupleVariant serialize_field() element;
     SerializeStruct serialize_field(key) field skip;
     SerializeStructVariant serialize_field(key) field skip;
-}
-
-#[cold]
-fn other_length(what: &str) -> EncodeError {
-    ser::Error::custom(format_args!("{what} has said that another number of entries follow than it has"))
-}
-
-#[cold]
-fn unknown_length(what: &str) -> EncodeError {
-    ser::Error::custom(format_args!(
-        "{what} does not say how many entries follow, and the format has no mark for their end: collect them first, \
-         or give what is flattened a field of its own"
-    ))
 }

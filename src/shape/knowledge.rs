@@ -9,7 +9,8 @@ use crate::sync::Mutex;
 use serde::Serialize;
 
 use super::Shape;
-use super::encoder::{self, EncodeError, Seen};
+use super::encode_error::EncodeError;
+use super::encoder::{self, Seen};
 use super::known::KnownShape;
 
 /// The numbers of an engine's declarations: of a name and a shape, or of a shape alone.

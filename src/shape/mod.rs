@@ -5,15 +5,18 @@
 //! | `mod.rs` | the shape of a type or of values as a tree, and which values fit which type |
 //! | `encoder.rs` | encodes values, and records what they show of their type |
 //! | `elements.rs` | encodes elements of lists that show nothing new |
+//! | `encode_error.rs` | why values can't be encoded |
 //! | `known.rs` | what values have shown so far |
 //! | `of_type.rs` | a `Deserializer` that synthesizes values, run many times: the shape of a receiver's type |
 //! | `graph.rs` | what those runs have learned so far, and what the next one should try |
 //! | `knowledge.rs` | the numbers of declarations, and which receivers have accepted them |
+//! | `trailing.rs` | the long list that an encoded value ends with |
 //! | `wire.rs` | the encoding of shapes, decoded from untrusted peers |
 //! | `display.rs` | shapes in error messages |
 
 mod display;
 mod elements;
+mod encode_error;
 mod encoder;
 mod graph;
 mod knowledge;
@@ -25,6 +28,7 @@ mod plain;
 #[allow(dead_code)]
 #[path = "../../tests/unit/shape.rs"]
 mod tests;
+mod trailing;
 mod wire;
 
 use std::borrow::Cow;
@@ -36,10 +40,8 @@ use serde::Deserialize;
 use crate::text::clipped;
 
 pub(crate) use knowledge::{DeclarationNumbers, Declared, Encoded, Knowledge, Mismatch, Receiver, Receivers, Verdicts};
-pub(crate) use plain::{
-    InPlace, ListWithin, PlainDecoder, decode_array, decoder as plain_decoder, is_plain_array, list_within, stateless_seed,
-    unzigzag,
-};
+pub(crate) use plain::{InPlace, PlainDecoder, decode_array, decoder as plain_decoder, is_plain_array, stateless_seed, unzigzag};
+pub(crate) use trailing::trailing_list;
 
 /// Deeper parts are unknown. Also bounds the recursion of everything that walks a shape.
 const MAX_DEPTH: usize = 32;

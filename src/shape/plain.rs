@@ -20,13 +20,16 @@ use serde::forward_to_deserialize_any;
 use serde::ser::{Serialize, Serializer};
 
 use super::Leaf;
-use super::wire::{OPTION, SEQ, TUPLE, encode_number};
+use super::wire::encode_number;
 use crate::copy;
+use crate::payload::TrailingList;
 
 /// A type of elements.
 pub(super) trait Plain: Copy + 'static {
     /// The least number of bytes that an element takes on the wire.
     const MIN_SIZE: usize;
+    /// Bytes of each number that it consists of, if its bytes on the wire are those in memory and may be any; else 0.
+    const WIDTH: u8 = 0;
 
     fn encode(elements: &[Self], out: &mut Vec<u8>);
 
@@ -75,6 +78,7 @@ macro_rules! copied {
     ($($ty:ty)*) => {$(
         impl Plain for $ty {
             const MIN_SIZE: usize = size_of::<$ty>();
+            const WIDTH: u8 = size_of::<$ty>() as u8;
 
             fn encode(elements: &[$ty], out: &mut Vec<u8>) {
                 if cfg!(target_endian = "little") {
@@ -109,6 +113,7 @@ macro_rules! points {
                 assert!(N > 0, "lengths are divided by this");
                 size_of::<[$ty; N]>()
             };
+            const WIDTH: u8 = <$ty>::WIDTH;
 
             fn encode(elements: &[[$ty; N]], out: &mut Vec<u8>) {
                 Plain::encode(elements.as_flattened(), out);
@@ -352,6 +357,8 @@ pub(crate) struct InPlace<'a> {
     of: ElementType,
     /// Numbers or points, or bytes of the text.
     count: usize,
+    /// As [`Plain::WIDTH`].
+    width: u8,
     is_option: bool,
     pub bytes: &'a [u8],
 }
@@ -396,16 +403,16 @@ impl<'a> InPlace<'a> {
 
     fn list<T: Plain + NoUninit>(elements: &'a [T], is_option: bool) -> InPlace<'a> {
         let (of, count) = (ElementType(TypeId::of::<T>()), elements.len());
-        InPlace { of, count, is_option, bytes: bytemuck::cast_slice(elements) }
+        InPlace { of, count, width: T::WIDTH, is_option, bytes: bytemuck::cast_slice(elements) }
     }
 
     fn text(text: &'a str, is_option: bool) -> InPlace<'a> {
-        InPlace { of: ElementType(TypeId::of::<str>()), count: text.len(), is_option, bytes: text.as_bytes() }
+        InPlace { of: ElementType(TypeId::of::<str>()), count: text.len(), width: 1, is_option, bytes: text.as_bytes() }
     }
 
     /// What shows the type, and stands before the bytes, where the value that has them moves.
     pub(crate) fn without_bytes(&self) -> InPlace<'static> {
-        InPlace { of: self.of, count: self.count, is_option: self.is_option, bytes: &[] }
+        InPlace { bytes: &[], ..*self }
     }
 
     /// Takes the memory out of a value that owns such content.
@@ -432,6 +439,11 @@ impl<'a> InPlace<'a> {
         }
         encode_number(self.count as u64, &mut head);
         head
+    }
+
+    /// What a body is that has such a head, and the bytes behind it.
+    pub(crate) fn trailing_list(&self, head: &[u8]) -> Option<TrailingList> {
+        (self.width > 0).then_some(TrailingList { head: head.len() as u64, width: self.width })
     }
 }
 
@@ -469,49 +481,6 @@ impl Serialize for ElementType {
         for_each_copied!(show!);
         serializer.serialize_str("")
     }
-}
-
-/// A message that ends with the bytes of a list or text, which are those in memory.
-pub(crate) struct ListWithin {
-    /// How many bytes come before them.
-    pub head: usize,
-    /// Bytes of each number that the elements consist of: 1, 4 or 8.
-    pub number: usize,
-}
-
-/// The list that a message of `len` bytes is, or has in an `Option`, if it is of this shape.
-pub(crate) fn list_within(shape: &[u8], len: usize) -> Option<ListWithin> {
-    let (is_option, root) = match shape {
-        [OPTION, rest @ ..] => (true, rest),
-        _ => (false, shape),
-    };
-    let (leaf, per_element) = match *root {
-        [leaf] if leaf == Leaf::Str as u8 || leaf == Leaf::Bytes as u8 => (Leaf::U8 as u8, 1),
-        [SEQ, leaf] => (leaf, 1),
-        // One run, shorter than 128: its length, and its shape.
-        [SEQ, TUPLE, 1, count @ 1..0x80, leaf] => (leaf, usize::from(count)),
-        _ => return None,
-    };
-    let number = match leaf {
-        leaf if leaf == Leaf::U8 as u8 || leaf == Leaf::I8 as u8 => size_of::<u8>(),
-        leaf if leaf == Leaf::F32 as u8 => size_of::<f32>(),
-        leaf if leaf == Leaf::F64 as u8 => size_of::<f64>(),
-        _ => return None,
-    };
-    if number > 1 && cfg!(target_endian = "big") {
-        return None;
-    }
-    let element = number * per_element;
-    (1..=LONGEST).find_map(|digits| {
-        let head = usize::from(is_option) + digits;
-        let bytes = len.checked_sub(head).filter(|bytes| *bytes > 0 && bytes % element == 0)?;
-        (digits_of((bytes / element) as u64) == digits).then_some(ListWithin { head, number })
-    })
-}
-
-/// How many bytes a number takes on the wire.
-fn digits_of(number: u64) -> usize {
-    ((u64::BITS - (number | 1).leading_zeros()) as usize).div_ceil(7)
 }
 
 /// The elements of the array type of this identity and size, and their number, if its bytes on the wire are those in memory.

@@ -1,13 +1,14 @@
 //! Tests of lists that have arrived in memory of their own: they decode as from one piece, and take the memory over.
 
-use std::collections::{HashSet, LinkedList, VecDeque};
+use std::collections::{BTreeMap, HashSet, LinkedList, VecDeque};
 use std::fmt::Debug;
 
 use serde::Serialize;
 
 use super::*;
 use crate::memory::{Region, Slice as Memory};
-use crate::shape::{Shape, list_within};
+use crate::payload::TrailingList;
+use crate::shape::{DeclarationNumbers, Encoded, Knowledge, trailing_list};
 
 /// The message as it arrives where its elements, which consist of numbers of so many bytes, get memory of their own.
 #[allow(unsafe_code)]
@@ -39,15 +40,27 @@ fn decode_list<T: DeserializeOwned>(bytes: &[u8], head: usize, number: usize) ->
     (decoded, taken)
 }
 
-/// The value decodes from two pieces as from one, and takes over the second where it should.
+/// What is sent decodes from two pieces to the same as from one, and takes over the second where it should.
 #[track_caller]
-fn check_list<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T, should_take: bool) {
-    let (bytes, mut shape) = (postcard::to_stdvec(value).unwrap(), Vec::new());
-    Shape::of_value(value).encode(&mut shape);
-    let within = list_within(&shape, bytes.len()).expect("it is a list");
+fn check_as<S: Serialize + ?Sized, T: DeserializeOwned + PartialEq + Debug>(sent: &S, value: &T, should_take: bool) {
+    let (mut bytes, knowledge, numbers) = (Vec::new(), Knowledge::new(None), DeclarationNumbers::default());
+    // The first value of a type takes another way through the encoder.
+    let lists = [(), ()].map(|()| {
+        bytes.clear();
+        assert!(matches!(knowledge.encode(sent, &mut bytes, &numbers), Ok(Encoded::As(_))));
+        trailing_list().expect("it ends with a list")
+    });
+    assert_eq!(lists[0], lists[1]);
+    assert_eq!(bytes, postcard::to_stdvec(sent).unwrap());
+    let (head, width) = lists[0].head_of(bytes.len()).expect("the list can be used");
     let whole = decode_within::<T>(&bytes, &mut |_| Some(usize::MAX));
     assert_eq!(whole.as_ref().map(|(decoded, _)| decoded), Ok(value));
-    assert_eq!(decode_list::<T>(&bytes, within.head, within.number), (whole, should_take));
+    assert_eq!(decode_list::<T>(&bytes, head, width), (whole, should_take));
+}
+
+#[track_caller]
+fn check_list<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T, should_take: bool) {
+    check_as(value, value, should_take);
 }
 
 /// A type of a program's own, which asks for bytes.
@@ -90,9 +103,28 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
+/// As programs send it: what it is, and where it belongs.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Put<T> {
+    key: String,
+    tags: Vec<u16>,
+    checksum: [u8; 16],
+    value: T,
+}
+
+fn put<T>(value: T) -> Put<T> {
+    Put { key: "key/17".to_owned(), tags: vec![1, 300], checksum: [9; 16], value }
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Command {
+    Get(String),
+    Put { key: String, value: Vec<u8> },
+}
+
 #[test]
 fn lists_take_over_the_memory_that_they_have_arrived_in() {
-    for len in [1, 127, 128, 5000] {
+    for len in [16 << 10, 20_001] {
         check_list(&vec![7u8; len], true);
         check_list(&vec![-7i8; len], true);
         check_list(&vec![0.5f32; len], true);
@@ -112,11 +144,57 @@ fn lists_take_over_the_memory_that_they_have_arrived_in() {
         check_list(&Box::<str>::from("a".repeat(len)), true);
         // They are decoded from one piece.
         check_list(&Name("a".repeat(len)), false);
-        check_list(&VecDeque::from(vec![7u8; len]), false);
-        check_list(&vec![[7u8; 5]; len], false);
-        check_list(&HashSet::from([7u8]), false);
-        check_list(&LinkedList::from([0.5f64, 1.0]), false);
+        check_as(&vec![7u8; len], &VecDeque::from(vec![7u8; len]), false);
+        check_as(&vec![0.5f64; len], &LinkedList::from_iter(vec![0.5f64; len]), false);
+        check_as(&vec![7u8; len], &HashSet::from([7u8]), false);
     }
+}
+
+/// What comes before the list is decoded from the first piece.
+#[test]
+fn lists_at_the_end_of_other_values_take_over_their_memory() {
+    let (len, text) = (20_000, "a\u{e4}".repeat(20_000));
+    check_list(&("key".to_owned(), vec![7u8; len]), true);
+    check_list(&(String::new(), vec![7u8; len]), true);
+    check_list(&(7u64, text.clone()), true);
+    check_list(&((1u8, [0.5f32; 3]), Some('x'), vec![0.5f32; len]), true);
+    check_list(&(vec![1.0f64; 3], vec![0.5f64; len]), true);
+    // The last of two long ones.
+    check_list(&(vec![1u8; len], text.clone(), vec![0.5f64; len]), true);
+    check_list(&(vec!["a".to_owned(), "b".to_owned()], BTreeMap::from([(1u8, "c".to_owned())]), vec![7i8; len]), true);
+    check_list(&put(vec![7u8; len]), true);
+    check_list(&put(vec![[0.5f64; 3]; len]), true);
+    check_list(&put(text.clone()), true);
+    check_list(&put(Some(Blob(vec![7; len]))), true);
+    check_list(&put(Bytes(vec![7; len])), true);
+    check_list(&Command::Put { key: "k".to_owned(), value: vec![7; len] }, true);
+    check_list(&vec![("a".to_owned(), vec![1u8; 3]), ("b".to_owned(), vec![7u8; len])], true);
+    check_list(&vec![vec![0.5f32; 3], vec![0.5f32; len]], true);
+    check_list(&Ok::<_, String>(vec![7u8; len]), true);
+    check_list(&Box::new(put(Box::<[u8]>::from(vec![7; len]))), true);
+    check_as(&put(vec![7u8; len]), &put(VecDeque::from(vec![7u8; len])), false);
+    check_list(&put(Name(text)), false);
+}
+
+#[test]
+fn other_values_end_with_no_list() {
+    fn list_of<T: Serialize>(value: &T) -> Option<TrailingList> {
+        let (mut bytes, knowledge, numbers) = (Vec::new(), Knowledge::new(None), DeclarationNumbers::default());
+        assert!(matches!(knowledge.encode(value, &mut bytes, &numbers), Ok(Encoded::As(_))));
+        let first = trailing_list();
+        assert!(knowledge.encode_alone(value, &mut Vec::new(), &numbers).is_ok());
+        assert_eq!(trailing_list(), first);
+        first
+    }
+    let len = 20_000;
+    assert_eq!(list_of(&vec![7u8; len]), Some(TrailingList { head: 3, width: 1 }));
+    assert_eq!(list_of(&vec![7u8; 5000]), None, "it is short");
+    assert_eq!(list_of(&(vec![7u8; len], 1u8)), None, "there is something behind it");
+    assert_eq!(list_of(&(vec![7u8; len], String::new())), None);
+    assert_eq!(list_of(&vec![7u32; len]), None, "the bytes are not those in memory");
+    assert_eq!(list_of(&vec![true; len]), None, "not any byte is a `bool`");
+    assert_eq!(list_of(&vec![[1.0f32; 2]; len]), Some(TrailingList { head: 3, width: 4 }));
+    assert_eq!(list_of(&()), None);
 }
 
 /// Whatever the bytes are, and wherever they are cut, there is the value, or the error, of the bytes in one piece.
@@ -126,7 +204,7 @@ fn messages_in_two_pieces_decode_as_in_one() {
         let whole = decode_within::<T>(bytes, &mut |_| Some(usize::MAX));
         for number in [1, 4, 8] {
             // There is none without elements.
-            for head in (0..bytes.len().min(6)).filter(|head| (bytes.len() - head).is_multiple_of(number)) {
+            for head in (0..bytes.len()).filter(|head| (bytes.len() - head).is_multiple_of(number)) {
                 let (decoded, _) = decode_list::<T>(bytes, head, number);
                 assert_eq!(decoded, whole, "{bytes:?}, {head} and {number}");
             }

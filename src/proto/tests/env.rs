@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use super::{Carrier, Declaration, Env, Injected, Lease, Memory};
+use super::{Carrier, Declaration, Env, Injected, Lease, Memory, TrailingList};
 
 pub enum TestEnv {}
 
@@ -14,7 +14,8 @@ impl Env for TestEnv {
     type Verdicts = ();
     type Carrier = TestCarrier;
 
-    fn body_memory(len: usize, _: Option<&Declaration<TestEnv>>) -> Mem {
+    fn body_memory(len: usize, _: Option<&Declaration<TestEnv>>, list: Option<TrailingList>) -> Mem {
+        LISTS.with_borrow_mut(|lists| lists.push(list));
         LIVE.set(LIVE.get() + len);
         TOTAL.set(TOTAL.get() + len);
         LARGEST.set(LARGEST.get().max(len));
@@ -68,6 +69,8 @@ thread_local! {
     static LIVE: Cell<usize> = const { Cell::new(0) };
     static LARGEST: Cell<usize> = const { Cell::new(0) };
     static TOTAL: Cell<usize> = const { Cell::new(0) };
+    /// What the bodies end with that they are for.
+    static LISTS: RefCell<Vec<Option<TrailingList>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Bytes that the protocol allocated on this thread and has not freed.
@@ -78,6 +81,12 @@ pub fn live() -> usize {
 /// The largest allocation since the last call, and the sum of all.
 pub fn allocated() -> (usize, usize) {
     (LARGEST.take(), TOTAL.take())
+}
+
+/// What the large bodies end with that memory was asked for since the last call.
+#[cfg(test)]
+pub fn lists() -> Vec<Option<TrailingList>> {
+    LISTS.take()
 }
 
 /// Memory with a gate, as the engine's regions have: once it is closed, it is neither read nor written.

@@ -10,7 +10,7 @@ use super::{
     Answer, Body, CallId, Config, Failure, Incoming, LeaseRange, LinkId, Log, Memory, OutgoingBody, PeerId, PeerTag, Placed,
     Proto,
 };
-use super::{Reply, RequestId, Status, TransferId};
+use super::{Reply, RequestId, Status, TrailingList, TransferId};
 use crate::{Address, TraceContext};
 
 pub struct Host {
@@ -109,7 +109,12 @@ pub fn reply(body: &[u8], leases: Vec<TestLease>) -> Reply<'_, TestEnv> {
 
 /// The body as the engine passes it to the protocol.
 pub fn content(body: &[u8]) -> OutgoingBody<'_, Mem> {
-    if body.len() > EAGER { OutgoingBody::Large(Mem::new(body.to_vec())) } else { OutgoingBody::Small(body) }
+    if body.len() > EAGER { OutgoingBody::Large(Mem::new(body.to_vec()), list_of(body.len())) } else { OutgoingBody::Small(body) }
+}
+
+/// What a large body of this length ends with: some have a list.
+pub fn list_of(len: usize) -> Option<TrailingList> {
+    len.is_multiple_of(2).then_some(TrailingList { head: len as u64 % 7, width: 1 })
 }
 
 fn body_of(body: &Body<Mem>) -> (Vec<u8>, bool) {

@@ -32,6 +32,8 @@ mod keys;
 mod lanes;
 mod leases;
 mod limits;
+#[cfg(test)]
+mod lists;
 mod malformed;
 mod names;
 mod net;

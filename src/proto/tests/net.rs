@@ -188,7 +188,7 @@ impl Net {
             name: call.name,
             shape: call.shape,
             provider: 0,
-            content: call.memory.map_or_else(|| content(&call.body), super::OutgoingBody::Large),
+            content: call.memory.map_or_else(|| content(&call.body), |memory| super::OutgoingBody::Large(memory, None)),
             leases: call.leases,
             deadline: now + call.timeout,
             trace: call.trace.as_ref(),

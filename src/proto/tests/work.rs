@@ -150,7 +150,8 @@ fn cancelled_responses_take_linear_time() {
         let requests: Vec<_> = (0..n).map(|number| engine.net.hosts[0].proto.links[link].requests[&number]).collect();
         let memory = Mem::new(vec![0; 1 << 10]);
         for request in requests {
-            let mut reply = Reply { content: OutgoingBody::Large(memory.clone()), result: 0, shape: b"r", leases: Vec::new() };
+            let mut reply =
+                Reply { content: OutgoingBody::Large(memory.clone(), None), result: 0, shape: b"r", leases: Vec::new() };
             assert!(engine.step(|net| net.hosts[0].proto.respond(request, Ok(&mut reply))).is_ok());
         }
         engine.receive(link, &frames((0..n).rev(), |call| Message::Cancel { call }));

@@ -12,6 +12,7 @@ mod handshake;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::payload::TrailingList;
 use crate::text::clipped;
 use crate::{checksum, copy};
 
@@ -21,7 +22,7 @@ pub(crate) use handshake::PREAMBLE_LEN;
 pub(crate) use handshake::{HandshakeMessage, Hello, ParsedHandshake, Refusal, encode_handshake, parse_handshake};
 
 /// Versions of the protocol that this crate supports, lowest and highest.
-pub(crate) const VERSIONS: (u16, u16) = (5, 5);
+pub(crate) const VERSIONS: (u16, u16) = (6, 6);
 pub(crate) const MAGIC: [u8; 8] = *b"calomel\0";
 /// Longest hello: far more than sixteen addresses and the numbers usually take.
 pub(crate) const MAX_HELLO: usize = 16 << 10;
@@ -159,6 +160,12 @@ pub(crate) enum Message<'a> {
     IdleAgreed,
     /// An answer to `Idle`, or to `IdleAgreed`: the link is not to be closed.
     InUse,
+    /// The body of the `Request` or `Response` of this number, which is behind this, ends with a list. A message of its own, since few
+    /// have one.
+    List {
+        call: u64,
+        list: TrailingList,
+    },
     // These have layouts of their own: see `fixed`. They come last, since serde does not count them when it reads.
     /// A call. The body is behind it, or follows as `Data` when it is shorter than `size`.
     #[serde(skip)]

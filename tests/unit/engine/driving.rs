@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use crate::progress::Core;
 use crate::{Bulk, BulkMode, Call, Caller, Engine, Request, Responder, Result};
 
+/// What is waited for comes within this time, also on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
 /// A waker that checks that it is called without locks of its engine held.
 struct LockCheckingWaker(Arc<Core>, mpsc::Sender<bool>);
 
@@ -64,10 +67,8 @@ fn started_pulls_are_held_while_others_are_in_progress() -> Result<()> {
     let client = Engine::client("loop")?;
     let peer = client.lookup(server.address())?;
     let remote = client.procedure::<(), Bulk>("bulk").on(&peer).call(&())?.on(&peer);
-    let local: Vec<_> = [0u8, 0, 0, 0, 7]
-        .into_iter()
-        .map(|byte| client.expose(vec![byte; 100], BulkMode::ReadWrite))
-        .collect::<Result<_>>()?;
+    let local: Vec<_> =
+        [0u8, 0, 0, 0, 7].into_iter().map(|byte| client.expose(vec![byte; 100], BulkMode::ReadWrite)).collect::<Result<_>>()?;
     let (core, far) = (client.by_hand(), server.by_hand());
     let mut pulls = Vec::new();
     for memory in &local[..3] {
