@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use calomel::{Error, HandlerResult, Request};
+use calomel::{Bulk, Error, HandlerResult, Request, Responder};
 
 use crate::assert_error;
 use crate::support::{self, BOUND, Net, Pair, pattern};
@@ -164,6 +164,58 @@ fn arguments_of_each_type_arrive(net: &Net) {
     }
 }
 
+/// A list at the end of a value, by each way in which arguments are sent and handled, and each twice.
+fn lists_within_other_values_arrive(net: &Net) {
+    #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    struct Put<T> {
+        key: String,
+        version: Option<u64>,
+        value: T,
+    }
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Unread {
+        key: String,
+        version: Option<u64>,
+        value: VecDeque<u8>,
+    }
+    type Bytes = Put<Vec<u8>>;
+    type Points = Put<Vec<[f32; 3]>>;
+    let pair = eager_pair(net);
+    let server = &pair.server;
+    server.define("put", |_: &Request, put: Bytes| put).unwrap();
+    server.define_async("points", |_: Request, put: Points| async move { put }).unwrap();
+    server.define("pair", |_: &Request, (value, key): (Vec<u8>, String)| (key, value)).unwrap();
+    server.define_deferred("kept", |kept: Responder<Bytes>, put: Bytes| kept.respond(&put).unwrap()).unwrap();
+    server.define("try", |_: &Request, put: Bytes| if put.key.is_empty() { Err(put.value) } else { Ok(put) }).unwrap();
+    server.define("deque", |_: &Request, Unread { key, version: _, value }: Unread| (key, value)).unwrap();
+    let content = server.expose_read_only(pattern(3, 100_000)).unwrap();
+    let bulk = content.bulk();
+    server.define("bulk", move |_: &Request, put: Bytes| (bulk.clone(), put.value)).unwrap();
+    let (client, to) = (&pair.client, &pair.to_server);
+    for (round, len) in [24 * EAGER, LIMIT - 40, EAGER + 5, 24 * EAGER, 24 * EAGER + 1, 1, 24 * EAGER].into_iter().enumerate() {
+        let key = "k".repeat(round);
+        let put = Put { key: key.clone(), version: (round % 2 == 0).then_some(u64::MAX >> round), value: pattern(7, len) };
+        for name in ["put", "kept"] {
+            let procedure = client.procedure::<Bytes, Bytes>(name).on(to);
+            assert!(procedure.call(&put).unwrap() == put, "{name} {len}");
+            assert!(procedure.start(&put).unwrap().wait().unwrap() == put, "{name} {len}, started");
+        }
+        let points = Put { key: key.clone(), version: None, value: vec![[round as f32, 0.5, -1.0]; len / 12] };
+        assert!(client.procedure::<Points, Points>("points").on(to).call(&points).unwrap() == points, "{len}");
+        let pair = (put.value.clone(), key.clone());
+        let swapped = client.procedure::<(Vec<u8>, String), (String, Vec<u8>)>("pair").on(to).call(&pair).unwrap();
+        assert!(swapped == (pair.1, pair.0), "{len}");
+        let tried = client.procedure::<Bytes, Result<Bytes, Vec<u8>>>("try").on(to).call(&put).unwrap();
+        assert!(tried == if round == 0 { Err(put.value.clone()) } else { Ok(put.clone()) }, "{len}");
+        let (its_key, value) = client.procedure::<Bytes, (String, VecDeque<u8>)>("deque").on(to).call(&put).unwrap();
+        assert!(its_key == key && value == put.value, "{len}");
+        let (bulk, value) = client.procedure::<Bytes, (Bulk, Vec<u8>)>("bulk").on(to).call(&put).unwrap();
+        let mut pulled = vec![0; 100_000];
+        assert_eq!(bulk.on(to).pull_into(&mut pulled[..]).unwrap(), 100_000);
+        assert!(value == put.value && pulled == pattern(3, 100_000), "{len}");
+    }
+}
+
 fn large_messages_in_both_directions_at_once_arrive(net: &Net) {
     let pair = eager_pair(net);
     define_echo(&pair);
@@ -304,6 +356,7 @@ suite![
     one_way_calls_of_every_size_arrive,
     byte_vectors_of_every_size_arrive,
     arguments_of_each_type_arrive,
+    lists_within_other_values_arrive,
     results_of_each_type_arrive,
     large_messages_in_both_directions_at_once_arrive,
     sixty_four_mebibytes_are_sent_and_returned,
