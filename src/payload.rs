@@ -16,17 +16,21 @@ pub(crate) struct TrailingList {
     pub width: u8,
 }
 
-/// Most bytes before the elements that get memory of their own. The allocator may have to zero so much at once.
-const LONGEST_HEAD: usize = 1 << 20;
+/// Shorter lists are not worth memory of their own.
+pub(crate) const LONG_LIST: usize = 16 << 10;
+/// Nor is one behind so much, which gets fresh memory, too: more bytes than that, or more than the elements have, by this divisor.
+const LONGEST_HEAD: usize = 64 << 10;
+const HEAD_OF_ELEMENTS: usize = 4;
 
 impl TrailingList {
-    /// How many bytes come before the elements, and the width of a number, if a body of so many bytes may end so, and the elements can be
-    /// used as they are. (A peer may say anything.)
+    /// How many bytes come before the elements, and the width of a number, if a body of so many bytes may end so, and the list is worth
+    /// memory of its own. (A peer may say anything.)
     pub(crate) fn head_of(&self, body: usize) -> Option<(usize, usize)> {
         let (head, width) = (usize::try_from(self.head).ok()?, usize::from(self.width));
-        let elements = body.checked_sub(head).filter(|_| head <= LONGEST_HEAD)?;
+        let elements = body.checked_sub(head)?;
         let is_usable = matches!(width, 1 | 4 | 8) && (width == 1 || cfg!(target_endian = "little"));
-        (is_usable && elements > 0 && elements.is_multiple_of(width)).then_some((head, width))
+        let is_worth_it = elements >= LONG_LIST && head <= LONGEST_HEAD.min(elements / HEAD_OF_ELEMENTS);
+        (is_usable && is_worth_it && head > 0 && elements.is_multiple_of(width)).then_some((head, width))
     }
 }
 

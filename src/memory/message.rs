@@ -1,5 +1,5 @@
-//! Memory for large messages. Buffers are reused: fresh ones cost a page fault for every 4 KiB, or the zeroing. A message that is a
-//! list arrives in a vector, which becomes the program's.
+//! Memory for large messages. Buffers are reused: fresh ones cost a page fault for every 4 KiB, or the zeroing. A list that a
+//! message ends with arrives in a vector, which becomes the program's.
 
 use std::any::Any;
 use std::mem;
@@ -88,7 +88,7 @@ impl MessageBuffer {
     }
 }
 
-/// A message that is one list or text. (Both vectors keep their place when this value moves, which a `Box` may not be relied on for.)
+/// A message that ends with a list or text. (Both vectors keep their place when this value moves, which a `Box` may not be relied on for.)
 pub(crate) struct ArrivingList {
     /// What comes before the elements.
     head: Vec<u8>,
@@ -127,13 +127,13 @@ impl Elements {
 
 impl ArrivingList {
     /// Memory for so many bytes of elements, which consist of numbers of 1, 4 or 8 bytes each, behind a head. Its pages are not touched.
-    fn new(head: usize, len: usize, number: usize) -> ArrivingList {
-        assert!(len.is_multiple_of(number));
-        let elements = match number {
+    fn new(head: usize, len: usize, width: usize) -> ArrivingList {
+        assert!(len.is_multiple_of(width));
+        let elements = match width {
             1 => Elements::Bytes(Vec::with_capacity(len)),
             4 => Elements::Singles(Vec::with_capacity(len / 4)),
             8 => Elements::Doubles(Vec::with_capacity(len / 8)),
-            _ => unreachable!("there are no numbers of {number} bytes"),
+            _ => unreachable!("there are no numbers of {width} bytes"),
         };
         ArrivingList { head: vec![0; head], elements, len, is_complete: false }
     }
@@ -212,9 +212,9 @@ pub(super) fn buffer(message: usize) -> MessageBuffer {
     MessageBuffer::Heap(vec![0; len])
 }
 
-/// A buffer for a message to come that is a list: see [`ArrivingList::new`]. The addresses are those of its head and of its elements.
-pub(super) fn list_buffer(head: usize, elements: usize, number: usize) -> (MessageBuffer, [*mut u8; 2]) {
-    let mut list = ArrivingList::new(head, elements, number);
+/// A buffer for a message to come that ends with a list: see [`ArrivingList::new`]. The addresses are those of its head and of its elements.
+pub(super) fn list_buffer(head: usize, elements: usize, width: usize) -> (MessageBuffer, [*mut u8; 2]) {
+    let mut list = ArrivingList::new(head, elements, width);
     let addresses = [list.head.as_mut_ptr(), list.elements.address()];
     (MessageBuffer::List(list), addresses)
 }

@@ -155,8 +155,8 @@ impl Region {
     ///
     /// # Safety
     /// Before [`Region::take_message`] each byte of the region must be written.
-    pub(crate) unsafe fn for_list(head: usize, elements: usize, number: usize) -> Arc<Region> {
-        let (buffer, [head_address, address]) = message::list_buffer(head, elements, number);
+    pub(crate) unsafe fn for_list(head: usize, elements: usize, width: usize) -> Arc<Region> {
+        let (buffer, [head_address, address]) = message::list_buffer(head, elements, width);
         let segments = [Segment { start: 0, address: head_address, len: head }, Segment { start: head, address, len: elements }];
         let mut region = Region::of(SmallVec::from_slice(&segments));
         region.owned = Mutex::new(Some(buffer));

@@ -105,8 +105,9 @@ fn details(message: &Message<'_>) -> String {
         Message::Idle { received, exposes } => {
             format!("received {received} bytes{}", if *exposes { ", exposes memory" } else { "" })
         }
-        Message::List { call, list: TrailingList { head, width } } => {
-            format!("call {call}, numbers of {width} bytes behind {head} bytes")
+        Message::List { call, is_answer, list: TrailingList { head, width } } => {
+            let kind = if *is_answer { "answer to call" } else { "call" };
+            format!("{kind} {call}, numbers of {width} bytes behind {head} bytes")
         }
         Message::Ping | Message::Pong | Message::Goodbye | Message::IdleAgreed | Message::InUse => String::new(),
     }

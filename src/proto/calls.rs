@@ -233,8 +233,8 @@ impl<E: Env> Proto<E> {
         if let Some(trace) = spec.trace {
             link.queue_trace(trace);
         }
-        if let Some(list) = spec.content.list() {
-            link.queue_list(wire_id(call), list, leases);
+        if matches!(spec.content, OutgoingBody::Large(..)) {
+            link.queue_list(Stream::Request, wire_id(call), &spec.content, leases);
         }
         link.queue_frame(&message, spec.content.inline());
         link.pending += 1;
@@ -419,7 +419,7 @@ impl<E: Env> Proto<E> {
         if is_whole {
             self.deliver(request, declaration, leases, trace, |place| place.fill(body));
         } else {
-            let memory = self.links[id].memory_for_body(call, size as usize, leases, Some(&declaration));
+            let memory = self.links[id].memory_for_body(Stream::Request, call, size as usize, leases, Some(&declaration));
             let body = InboundBody { memory, arrived: 0, declaration: Some(declaration), leases, trace };
             self.requests[request].body = Some(Box::new(body));
         }
@@ -598,8 +598,8 @@ impl<E: Env> Proto<E> {
                 let shape = BorrowedBytes(if is_new { reply.shape } else { &[] });
                 let released = std::mem::take(&mut link.released);
                 let message = Message::Response { call, result, shape, leases, released, size };
-                if let Some(list) = reply.content.list() {
-                    link.queue_list(call, list, leases);
+                if matches!(reply.content, OutgoingBody::Large(..)) {
+                    link.queue_list(Stream::Response, call, &reply.content, leases);
                 }
                 link.queue_response(&message, reply.content.inline());
                 if let OutgoingBody::Large(memory, _) = &reply.content {
@@ -692,7 +692,7 @@ impl<E: Env> Proto<E> {
             answer.body.fill(body);
             self.end_call(key, Ok(answer));
         } else if body.is_empty() && call.answer.is_none() {
-            let memory = self.links[id].memory_for_body(number, size as usize, leases, declaration.as_deref());
+            let memory = self.links[id].memory_for_body(Stream::Response, number, size as usize, leases, declaration.as_deref());
             call.answer = Some(Box::new(InboundBody { memory, arrived: 0, declaration, leases, trace: None }));
         } else {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));

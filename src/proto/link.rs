@@ -13,7 +13,7 @@ use super::admission::{Account, LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::exposures::IncomingPush;
 use super::keys::AuthState;
 use super::one_way::{ReceiveWindow, SendCredit};
-use super::streams::Streams;
+use super::streams::{OutgoingBody, Streams};
 use super::tables::{Declaration, NumberMap, OwnDeclarations, PeerDeclarations};
 use super::timers::TimerKind;
 use super::traffic::Traffic;
@@ -163,8 +163,8 @@ pub(super) struct PeerLink<E: Env> {
     /// Since when another engine has claimed to be this peer.
     pub probed: Option<Instant>,
     pub idle: IdleState,
-    /// What the body of this call, or of the answer to it, ends with.
-    list: Option<(u64, TrailingList)>,
+    /// What the body of this `Request` or `Response` ends with.
+    list: Option<(Stream, u64, TrailingList)>,
 }
 
 /// A payload that is arriving.
@@ -304,20 +304,23 @@ impl<E: Env> PeerLink<E> {
     /// Memory for a body that arrives in chunks.
     pub(super) fn memory_for_body(
         &mut self,
+        kind: Stream,
         call: u64,
         size: usize,
         leases: LeaseRange,
         declaration: Option<&Declaration<E>>,
     ) -> E::Memory {
-        let list = self.list.take().filter(|(of, _)| *of == call && self.has_lists(leases));
-        E::body_memory(size, declaration, list.map(|(_, list)| list))
+        let list = self.list.take().filter(|(of, number, _)| (*of, *number) == (kind, call) && self.has_lists(leases));
+        E::body_memory(size, declaration, list.map(|(.., list)| list))
     }
 
     /// Queues what the body of the `Request` or `Response` that is queued next ends with, where the peer makes use of that.
     #[cold]
-    pub(super) fn queue_list(&mut self, call: u64, list: TrailingList, leases: LeaseRange) {
-        if self.has_lists(leases) {
-            self.queue_frame(&Message::List { call, list }, &[]);
+    pub(super) fn queue_list(&mut self, kind: Stream, call: u64, body: &OutgoingBody<'_, E::Memory>, leases: LeaseRange) {
+        let Some(list) = body.list().filter(|list| self.has_lists(leases) && list.head_of(body.len()).is_some()) else { return };
+        match kind {
+            Stream::Response => self.queue_response(&Message::List { call, is_answer: true, list }, &[]),
+            _ => self.queue_frame(&Message::List { call, is_answer: false, list }, &[]),
         }
     }
 
@@ -631,7 +634,10 @@ impl<E: Env> Proto<E> {
             Message::Idle { received, exposes } => self.handle_idle(id, received, exposes)?,
             Message::IdleAgreed => self.handle_idle_agreed(id, now)?,
             Message::InUse => self.handle_in_use(id, now)?,
-            Message::List { call, list } => self.links[id].list = Some((call, list)),
+            Message::List { call, is_answer, list } => {
+                let kind = if is_answer { Stream::Response } else { Stream::Request };
+                self.links[id].list = Some((kind, call, list));
+            }
             Message::Request { .. } | Message::Response { .. } | Message::Data { .. } => {
                 unreachable!("`consume` takes them itself")
             }

@@ -84,6 +84,7 @@ pub(crate) fn decode_message<T: DeserializeOwned>(
     more: AskForMemory<'_>,
 ) -> Result<(T, usize), String> {
     let had_list = message.list().is_some();
+    let _copied = had_list.then(|| CopiedOnPanic(verdicts));
     loop {
         let mut bounded = match message.list() {
             Some(list) => {
@@ -106,6 +107,17 @@ pub(crate) fn decode_message<T: DeserializeOwned>(
         // The type does not take the elements as a whole.
         verdicts.note_copied();
         message.join();
+    }
+}
+
+/// A type that panics where it finds no elements would do so with each message.
+struct CopiedOnPanic<'v>(&'v Verdicts);
+
+impl Drop for CopiedOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.note_copied();
+        }
     }
 }
 
@@ -155,7 +167,7 @@ impl de::Error for Undecodable {
 
 /// The elements of the list or text that the message ends with, where they have memory of their own and have not been taken.
 struct Apart<'m> {
-    /// A `Vec<u8>`, `Vec<f32>` or `Vec<f64>`.
+    /// A `Vec<u8>`, `Vec<f32>` or `Vec<f64>`, which is empty once it was taken.
     vector: &'m mut (dyn Any + Send),
     /// How many bytes it has.
     len: usize,
@@ -171,7 +183,8 @@ struct Bounded<'de, 'm> {
     /// Where the stack was when decoding began.
     stack: usize,
     elements: usize,
-    /// Bytes of memory that the values take; they may take `allowed`.
+    /// Bytes of memory that the values take; they may take `allowed`: any, once elements have been taken, without which the message can't be
+    /// decoded again. No bytes of it are left then, so that only fields which are not in it can take more, as much as the type says.
     memory: usize,
     allowed: usize,
     /// Bytes, already counted, of the memory that the value which is being decoded is stored in: those of its own field, not of
@@ -323,14 +336,16 @@ impl<'de, 'm> Bounded<'de, 'm> {
         let before = self.rest()?;
         let len: usize = self.primitive()?;
         let is_all = self.rest()?.is_empty();
-        if self.apart.as_ref().is_none_or(|apart| !is_all || apart.len != len || !apart.vector.is::<Vec<u8>>()) {
+        let has_them = |apart: &Apart<'_>| apart.vector.downcast_ref().is_some_and(|bytes: &Vec<u8>| bytes.len() == len);
+        if !is_all || !self.apart.as_ref().is_some_and(has_them) {
             self.postcard = postcard::Deserializer::from_bytes(before);
             return Ok(None);
         }
         // A message that is refused memory is decoded again: so before anything is taken.
         self.count(ALLOCATION)?;
-        let vector = self.apart.take().and_then(|apart| apart.vector.downcast_mut());
-        Ok(vector.map(mem::take))
+        let taken = self.apart.take().and_then(|apart| apart.vector.downcast_mut());
+        self.allowed = usize::MAX;
+        Ok(taken.map(mem::take))
     }
 
     /// The text that follows, if it lies apart.
@@ -351,7 +366,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
         {
             self.count(len)?;
             if let Some(list) = self.apart.as_mut().and_then(|apart| (plain.adopt)(count, apart.vector)) {
-                self.apart = None;
+                (self.apart, self.allowed) = (None, usize::MAX);
                 return Ok(list);
             }
         }

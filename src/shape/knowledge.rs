@@ -192,7 +192,7 @@ impl Verdicts {
         kept
     }
 
-    /// Whether the next long message, if it is a list or text, should arrive in memory that a value can take over.
+    /// Whether the next long message, if it ends with a list or text, should arrive in memory that a value can take over.
     pub(crate) fn takes_lists(&self) -> bool {
         self.lists.load(Ordering::Relaxed) == LISTS_TAKEN
     }

@@ -441,7 +441,7 @@ impl<'a> InPlace<'a> {
         head
     }
 
-    /// What a body is that has such a head, and the bytes behind it.
+    /// What a body ends with that has such a head, and the bytes behind it.
     pub(crate) fn trailing_list(&self, head: &[u8]) -> Option<TrailingList> {
         (self.width > 0).then_some(TrailingList { head: head.len() as u64, width: self.width })
     }

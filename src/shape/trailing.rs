@@ -2,10 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::payload::TrailingList;
-
-/// Shorter lists are not worth memory of their own.
-const LONG: usize = 16 << 10;
+use crate::payload::{LONG_LIST, TrailingList};
 
 /// A long list that has been encoded.
 #[derive(Clone, Copy)]
@@ -20,7 +17,7 @@ impl EncodedList {
     /// the wire are others, or may be wrong).
     #[inline]
     pub(super) fn new(bytes: usize, width: u8, end: usize) -> Option<EncodedList> {
-        (bytes >= LONG && width > 0).then(|| EncodedList { list: TrailingList { head: (end - bytes) as u64, width }, end })
+        (bytes >= LONG_LIST && width > 0).then(|| EncodedList { list: TrailingList { head: (end - bytes) as u64, width }, end })
     }
 }
 
@@ -34,7 +31,7 @@ pub(super) fn note_encoded(last: Option<EncodedList>, len: usize) {
     TRAILING.set(last.filter(|last| last.end == len).map(|last| last.list));
 }
 
-/// The list that the message ends with which this thread has encoded last.
+/// The list that the message ends with which this thread has just encoded.
 pub(crate) fn trailing_list() -> Option<TrailingList> {
     TRAILING.get()
 }

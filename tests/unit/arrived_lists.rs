@@ -160,7 +160,9 @@ fn lists_at_the_end_of_other_values_take_over_their_memory() {
     check_list(&((1u8, [0.5f32; 3]), Some('x'), vec![0.5f32; len]), true);
     check_list(&(vec![1.0f64; 3], vec![0.5f64; len]), true);
     // The last of two long ones.
-    check_list(&(vec![1u8; len], text.clone(), vec![0.5f64; len]), true);
+    check_list(&(vec![1u8; len], vec![0.5f64; len]), true);
+    // Fields without bytes are behind it.
+    check_list(&(vec![7u8; len], (), [(); 3], std::marker::PhantomData::<u64>), true);
     check_list(&(vec!["a".to_owned(), "b".to_owned()], BTreeMap::from([(1u8, "c".to_owned())]), vec![7i8; len]), true);
     check_list(&put(vec![7u8; len]), true);
     check_list(&put(vec![[0.5f64; 3]; len]), true);
@@ -195,6 +197,32 @@ fn other_values_end_with_no_list() {
     assert_eq!(list_of(&vec![true; len]), None, "not any byte is a `bool`");
     assert_eq!(list_of(&vec![[1.0f32; 2]; len]), Some(TrailingList { head: 3, width: 4 }));
     assert_eq!(list_of(&()), None);
+}
+
+#[test]
+fn only_a_long_list_behind_little_gets_memory_of_its_own() {
+    let place = |head, width| TrailingList { head, width };
+    let little = cfg!(target_endian = "little");
+    for (list, body, expected) in [
+        (place(3, 1), 20_003, Some((3, 1))),
+        (place(3, 8), 16_003, None),
+        (place(3, 8), 24_003, little.then_some((3, 8))),
+        (place(3, 4), 24_005, None),
+        (place(3, 2), 24_003, None),
+        (place(3, 0), 24_003, None),
+        (place(3, 255), 24_003, None),
+        (place(0, 1), 20_000, None),
+        (place(20_000, 1), 20_000, None),
+        (place(20_001, 1), 20_000, None),
+        (place(u64::MAX, 1), 20_000, None),
+        (place(5000, 1), 25_000, Some((5000, 1))),
+        (place(5001, 1), 25_001, None),
+        (place(64 << 10, 1), 10 << 20, Some((64 << 10, 1))),
+        (place((64 << 10) + 1, 1), 10 << 20, None),
+        (place(1, 1), usize::MAX, Some((1, 1))),
+    ] {
+        assert_eq!(list.head_of(body), expected, "{list:?} of {body}");
+    }
 }
 
 /// Whatever the bytes are, and wherever they are cut, there is the value, or the error, of the bytes in one piece.
@@ -245,6 +273,67 @@ fn messages_in_two_pieces_decode_as_in_one() {
         check::<u8>(bytes);
         check::<()>(bytes);
     }
+}
+
+/// In memory it is much more than in a message.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Cache {
+    #[serde(skip)]
+    rows: [[[u64; 32]; 32]; 4],
+}
+
+fn cache() -> Cache {
+    Cache { rows: Default::default() }
+}
+
+/// Once it has given its list away, it can't be decoded again: it is refused no memory from then on.
+#[test]
+fn message_whose_list_is_taken_is_refused_no_memory() {
+    fn check<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T, head: usize) {
+        let bytes = postcard::to_stdvec(value).unwrap();
+        for granted in 0..3 {
+            let (mut message, mut asked) = (arrived(&bytes, head, 1), 0);
+            loop {
+                let mut left = granted;
+                let decoded = decode_message::<T>(&mut message, &Verdicts::default(), &mut |memory| {
+                    left -= 1;
+                    (left >= 0).then_some(memory)
+                });
+                match decoded {
+                    Ok((decoded, _)) => break assert_eq!(&decoded, value),
+                    Err(reason) => assert!(reason.contains("memory"), "{reason}"),
+                }
+                asked += 1;
+                assert!(asked < 2, "nothing asks for memory before the list is taken");
+            }
+        }
+    }
+    let text = "a".repeat(20_000);
+    check(&(text.clone(), Box::new(cache())), 3);
+    check(&(vec![7u8; 20_000], Box::new(cache())), 3);
+    check(&BTreeMap::from([(text, cache())]), 4);
+}
+
+/// It would panic with each message.
+#[test]
+fn type_that_panics_on_an_error_gets_the_next_message_in_one_piece() {
+    #[derive(Debug)]
+    struct Strict;
+    impl<'de> Deserialize<'de> for Strict {
+        fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Strict, D::Error> {
+            VecDeque::<u8>::deserialize(deserializer).map_err(|error| error.to_string()).expect("a list");
+            Ok(Strict)
+        }
+    }
+    let bytes = postcard::to_stdvec(&vec![7u8; 20_000]).unwrap();
+    let verdicts = Verdicts::default();
+    verdicts.note_long();
+    assert!(verdicts.takes_lists());
+    let mut message = arrived(&bytes, 3, 1);
+    let decoded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        decode_message::<Strict>(&mut message, &verdicts, &mut |memory| Some(memory))
+    }));
+    assert!(decoded.is_err() && !verdicts.takes_lists());
 }
 
 /// A message whose values find no memory now is decoded once more, later.

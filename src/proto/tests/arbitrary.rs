@@ -132,7 +132,7 @@ impl Random {
             _ => match self.below(11) {
                 10 => {
                     let (head, width) = (self.length(), [0, 1, 2, 4, 8, 255][self.below(6)]);
-                    Message::List { call, list: TrailingList { head, width } }
+                    Message::List { call, is_answer: self.once_in(2), list: TrailingList { head, width } }
                 }
                 8 => Message::Idle { received: self.number(&[]), exposes: self.once_in(2) },
                 9 => [Message::IdleAgreed, Message::InUse][self.below(2)].clone(),

@@ -114,7 +114,7 @@ pub fn content(body: &[u8]) -> OutgoingBody<'_, Mem> {
 
 /// What a large body of this length ends with: some have a list.
 pub fn list_of(len: usize) -> Option<TrailingList> {
-    len.is_multiple_of(2).then_some(TrailingList { head: len as u64 % 7, width: 1 })
+    len.is_multiple_of(2).then_some(TrailingList { head: 1 + len as u64 % 7, width: 1 })
 }
 
 fn body_of(body: &Body<Mem>) -> (Vec<u8>, bool) {

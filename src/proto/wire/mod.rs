@@ -160,10 +160,11 @@ pub(crate) enum Message<'a> {
     IdleAgreed,
     /// An answer to `Idle`, or to `IdleAgreed`: the link is not to be closed.
     InUse,
-    /// The body of the `Request` or `Response` of this number, which is behind this, ends with a list. A message of its own, since few
-    /// have one.
+    /// The body of the `Request` of this number, or of the `Response`, which is behind this, ends with a list. A message of its own, since
+    /// few have one.
     List {
         call: u64,
+        is_answer: bool,
         list: TrailingList,
     },
     // These have layouts of their own: see `fixed`. They come last, since serde does not count them when it reads.

@@ -295,9 +295,9 @@ impl Scene {
             }
             AdversaryMessage::IdleAgreed => (Message::IdleAgreed, &BODY[..0]),
             AdversaryMessage::InUse => (Message::InUse, &BODY[..0]),
-            AdversaryMessage::List { call, head, width } => {
+            AdversaryMessage::List { call, is_answer, head, width } => {
                 let list = TrailingList { head: self.number(head), width: *width };
-                (Message::List { call: self.number(call), list }, &BODY[..0])
+                (Message::List { call: self.number(call), is_answer: *is_answer, list }, &BODY[..0])
             }
             AdversaryMessage::RandomBytes { bytes } => return bytes.clone(),
             AdversaryMessage::Framed { bytes, head } => return super::fuzzing::framed(bytes, *head),

@@ -40,7 +40,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         send(request(1, 20, Claim::True)),
         Step::Answer { which: 0, len: Size::Middle { n: 18_000 }, leases: 2 },
         send(AdversaryMessage::Release { leases: leased(0, 2) }),
-        send(AdversaryMessage::List { call: number(2), head: number(2), width: 1 }),
+        send(AdversaryMessage::List { call: number(2), is_answer: false, head: number(2), width: 1 }),
         send(request(2, 0, Claim::False { size: Size::Middle { n: 5000 } })),
         send(data(2, number(2), 3000)),
         send(data(2, number(2), 2000)),

@@ -105,7 +105,7 @@ script! {
         Framed { bytes: Vec<u8>, head: u8 },
         /// The state is repeated so often.
         TraceContext { ids: u8, flags: u8, state: Vec<u8>, times: u8 },
-        List { call: Number, head: Number, width: u8 },
+        List { call: Number, is_answer: bool, head: Number, width: u8 },
     }
 }
 
