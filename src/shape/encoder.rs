@@ -17,6 +17,7 @@ use super::plain::{self, Plain, for_each_plain, zigzag};
 use super::trailing::{EncodedList, note_encoded};
 use super::wire::encode_number;
 use crate::copy;
+use crate::payload::LONG_LIST;
 
 /// What a value has shown.
 pub(super) enum Seen {
@@ -187,10 +188,12 @@ impl<'a> LookAhead<'a> {
         self.before.nodes.get(at as usize).filter(|node| node.kind == kind && node.sealed).map(|node| &node.parts[..])
     }
 
-    /// The elements of a list or text have been encoded.
+    /// The elements of a list or text have been encoded. Width 0: their bytes on the wire are others than in memory, or may be wrong.
     #[inline]
     fn note_list(&mut self, bytes: usize, width: u8) {
-        self.list = EncodedList::new(bytes, width, self.out.len()).or(self.list);
+        if bytes >= LONG_LIST && width > 0 {
+            self.list = Some(EncodedList::new(bytes, width, self.out.len()));
+        }
     }
 
     fn known(&self) -> &KnownShape {

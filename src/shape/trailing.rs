@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::payload::{LONG_LIST, TrailingList};
+use crate::payload::TrailingList;
 
 /// A long list that has been encoded.
 #[derive(Clone, Copy)]
@@ -13,11 +13,10 @@ pub(super) struct EncodedList {
 }
 
 impl EncodedList {
-    /// Of elements in so many bytes, which end where the message ends by now, and consist of numbers of `width` bytes (0: their bytes on
-    /// the wire are others, or may be wrong).
-    #[inline]
-    pub(super) fn new(bytes: usize, width: u8, end: usize) -> Option<EncodedList> {
-        (bytes >= LONG_LIST && width > 0).then(|| EncodedList { list: TrailingList { head: (end - bytes) as u64, width }, end })
+    /// Of elements in so many bytes, which end where the message ends by now, and consist of numbers of `width` bytes.
+    #[cold]
+    pub(super) fn new(bytes: usize, width: u8, end: usize) -> EncodedList {
+        EncodedList { list: TrailingList { head: (end - bytes) as u64, width }, end }
     }
 }
 
