@@ -51,6 +51,7 @@ fn define(engine: &Engine) -> calomel::Result<()> {
     define_list::<Particle>(engine)?;
     engine.define("record", |_: &Request, record: Record| record)?;
     engine.define("give", |_: &Request, len: usize| vec![1u8; len])?;
+    engine.define("put", |_: &Request, pair: (String, Vec<u8>)| black_box(pair).1.len())?;
     let (later, owed) = std::sync::mpsc::channel::<Responder<()>>();
     // Ends when the engine, and with it the handler, is gone.
     thread::spawn(move || owed.iter().for_each(|responder| responder.respond(&()).expect("its caller waits")));
@@ -104,6 +105,7 @@ fn measure(plan: &Plan) -> Outcome {
         list(plan, &mut report, &site, Goal::None, (0..LIST as u64 / 64).map(particle).collect::<Vec<Particle>>())?;
         result(plan, &mut report, &site, LIST, 300)?;
         result(plan, &mut report, &site, LONG_LIST, 60)?;
+        key_and_value(plan, &mut report, &site)?;
         records(plan, &mut report, &site, &caller)?;
         threads(plan, &mut report, &site, &caller)?;
         tasks(plan, &mut report, &site, &caller)?;
@@ -145,6 +147,23 @@ fn result(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, len: usize, cal
     let size = if len == LIST { "64 KiB" } else { "4 MiB" };
     let name = format!("{}: RPC that answers with {size} as Vec<u8>", site.name());
     report.add(Figure::new(name, Unit::Time, &ours).raw("as arguments", &plain).goal(Goal::TimeAtMost(1.5)));
+    Ok(())
+}
+
+/// As stores take them, beside the value alone.
+fn key_and_value(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
+    let count = plan.count(60);
+    let pair = ("users/17/picture".to_owned(), vec![7u8; LONG_LIST]);
+    let put: Procedure<(String, Vec<u8>), usize> = site.client.procedure("put");
+    let take: Procedure<Vec<u8>, usize> = site.client.procedure(&list_name::<u8>());
+    let (put, take) = (put.on(&site.peer), take.on(&site.peer));
+    let (ours, plain) = interleave(
+        plan,
+        |samples| Ok(timed(count / 10, count, samples, || put.call(&pair).map(drop))?),
+        |samples| Ok(timed(count / 10, count, samples, || take.call(&pair.1).map(drop))?),
+    )?;
+    let name = format!("{}: RPC with 4 MiB as (String, Vec<u8>)", site.name());
+    report.add(Figure::new(name, Unit::Time, &ours).raw("the Vec<u8> alone", &plain).goal(Goal::TimeAtMost(2.0)));
     Ok(())
 }
 

@@ -26,6 +26,7 @@ mod floods;
 mod frames;
 mod handshakes;
 mod identity;
+mod lists;
 mod numbers;
 mod ranges;
 mod reflection;

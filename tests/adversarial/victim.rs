@@ -189,6 +189,7 @@ fn define(
     define_add(engine);
     crate::work::define(engine);
     engine.define("swallow", |_: &Request, bytes: Vec<u8>| bytes.len()).unwrap();
+    engine.define("put", |_: &Request, (key, value): (String, Vec<u8>)| crate::lists::digest(&key, &value)).unwrap();
     engine.define("big", |_: &Request, len: usize| pattern(9, len.min(4 << 20))).unwrap();
     let slow = Arc::new(AtomicU64::new(0));
     let begun = slow.clone();

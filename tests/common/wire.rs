@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 pub const MAGIC: &[u8; 8] = b"calomel\0";
 /// The version of the protocol.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// The encoded shape of a type about which nothing is known.
 pub const ANYTHING: u8 = 32;
 /// Kinds of handshake messages.
@@ -83,6 +83,24 @@ pub enum Message {
     Identify {
         call: u64,
         provider: u16,
+    },
+    TraceContext {
+        trace_id: [u8; 16],
+        parent_id: [u8; 8],
+        flags: u8,
+        state: String,
+    },
+    Idle {
+        received: u64,
+        exposes: bool,
+    },
+    IdleAgreed,
+    InUse,
+    List {
+        call: u64,
+        is_answer: bool,
+        head: u64,
+        width: u8,
     },
     // These have layouts of their own.
     #[serde(skip)]
