@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 /// What a device reaches a peer's memory by. The transport that made them reads them; every other layer passes them on.
 pub(crate) type RemoteKeys = Arc<[u8]>;
 
 /// A body that ends with the elements of a long list or text, as they lie in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TrailingList {
     /// How many bytes come before the elements.
     pub head: u64,

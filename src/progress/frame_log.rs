@@ -4,7 +4,6 @@
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 
 use crate::deferred_log::defer;
-use crate::payload::TrailingList;
 use crate::proto::wire::{self, BorrowedBytes, MAGIC, Message, Range};
 use crate::transport::LinkKey;
 
@@ -105,7 +104,7 @@ fn details(message: &Message<'_>) -> String {
         Message::Idle { received, exposes } => {
             format!("received {received} bytes{}", if *exposes { ", exposes memory" } else { "" })
         }
-        Message::List { call, is_answer, list: TrailingList { head, width } } => {
+        Message::List { call, is_answer, head, width } => {
             let kind = if *is_answer { "answer to call" } else { "call" };
             format!("{kind} {call}, numbers of {width} bytes behind {head} bytes")
         }

@@ -318,9 +318,10 @@ impl<E: Env> PeerLink<E> {
     #[cold]
     pub(super) fn queue_list(&mut self, kind: Stream, call: u64, body: &OutgoingBody<'_, E::Memory>, leases: LeaseRange) {
         let Some(list) = body.list().filter(|list| self.has_lists(leases) && list.head_of(body.len()).is_some()) else { return };
+        let TrailingList { head, width } = list;
         match kind {
-            Stream::Response => self.queue_response(&Message::List { call, is_answer: true, list }, &[]),
-            _ => self.queue_frame(&Message::List { call, is_answer: false, list }, &[]),
+            Stream::Response => self.queue_response(&Message::List { call, is_answer: true, head, width }, &[]),
+            _ => self.queue_frame(&Message::List { call, is_answer: false, head, width }, &[]),
         }
     }
 
@@ -634,9 +635,9 @@ impl<E: Env> Proto<E> {
             Message::Idle { received, exposes } => self.handle_idle(id, received, exposes)?,
             Message::IdleAgreed => self.handle_idle_agreed(id, now)?,
             Message::InUse => self.handle_in_use(id, now)?,
-            Message::List { call, is_answer, list } => {
+            Message::List { call, is_answer, head, width } => {
                 let kind = if is_answer { Stream::Response } else { Stream::Request };
-                self.links[id].list = Some((kind, call, list));
+                self.links[id].list = Some((kind, call, TrailingList { head, width }));
             }
             Message::Request { .. } | Message::Response { .. } | Message::Data { .. } => {
                 unreachable!("`consume` takes them itself")

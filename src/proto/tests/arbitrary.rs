@@ -1,8 +1,8 @@
 //! Random messages, from those that an engine would send to those that only an attacker would.
 
+use super::LeaseRange;
 use super::env::Random;
 use super::wire::{BorrowedBytes, Declare, Message, Range, Status, Stream};
-use super::{LeaseRange, TrailingList};
 
 /// What an adversary knows of its target: numbers that refer to something there.
 #[derive(Clone, Default)]
@@ -132,7 +132,7 @@ impl Random {
             _ => match self.below(11) {
                 10 => {
                     let (head, width) = (self.length(), [0, 1, 2, 4, 8, 255][self.below(6)]);
-                    Message::List { call, is_answer: self.once_in(2), list: TrailingList { head, width } }
+                    Message::List { call, is_answer: self.once_in(2), head, width }
                 }
                 8 => Message::Idle { received: self.number(&[]), exposes: self.once_in(2) },
                 9 => [Message::IdleAgreed, Message::InUse][self.below(2)].clone(),

@@ -12,7 +12,7 @@ use super::raw::{Raw, encode_hello, frame, hello};
 use super::wire::{
     self, BorrowedBytes, Declare, Frame, HandshakeMessage, Hello, Message, ParsedHandshake, Range, Refusal, Stream,
 };
-use super::{Config, LeaseRange, PeerLimits, Status, TrailingList};
+use super::{Config, LeaseRange, PeerLimits, Status};
 use crate::fuzzing::script::{Script, script, written};
 
 /// Small limits, so that sizes that an adversary announces within them don't exhaust the fuzzer's memory.
@@ -219,7 +219,7 @@ pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
         frame(&Message::Idle { received: 1000, exposes: true }, b""),
         frame(&Message::IdleAgreed, b""),
         frame(&Message::InUse, b""),
-        frame(&Message::List { call: 1 << 32 | 1, is_answer: true, list: TrailingList { head: 13, width: 8 } }, b""),
+        frame(&Message::List { call: 1 << 32 | 1, is_answer: true, head: 13, width: 8 }, b""),
         frame(&Message::Goodbye, b""),
     ];
     let all = [("calls", calls.concat()), ("transfers", transfers.concat()), ("refusals", refusals.concat())];

@@ -49,8 +49,8 @@ fn list_of_another_call_is_ignored() {
     net.hosts[0].echo = false;
     let raw = net.raw_peer(0, 1);
     let list = |head, width| TrailingList { head, width };
-    let announce_as = |net: &mut Net, is_answer, call, list| {
-        net.send_bytes(raw, frame(&Message::List { call, is_answer, list }, b""));
+    let announce_as = |net: &mut Net, is_answer, call, TrailingList { head, width }| {
+        net.send_bytes(raw, frame(&Message::List { call, is_answer, head, width }, b""));
     };
     let announce = |net: &mut Net, call, list| announce_as(net, false, call, list);
     lists();

@@ -12,7 +12,6 @@ mod handshake;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::payload::TrailingList;
 use crate::text::clipped;
 use crate::{checksum, copy};
 
@@ -165,7 +164,9 @@ pub(crate) enum Message<'a> {
     List {
         call: u64,
         is_answer: bool,
-        list: TrailingList,
+        /// As in [`TrailingList`](crate::payload::TrailingList).
+        head: u64,
+        width: u8,
     },
     // These have layouts of their own: see `fixed`. They come last, since serde does not count them when it reads.
     /// A call. The body is behind it, or follows as `Data` when it is shorter than `size`.

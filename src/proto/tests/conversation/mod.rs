@@ -16,7 +16,7 @@ use super::host::{self, ArrivedRequest, OperationId, TestOutcome, served};
 use super::net::{Net, TestCall, call};
 use super::raw::{Raw, encode_hello, hello};
 use super::wire::{self, BorrowedBytes, Declare, Frame, Hello, MAGIC, Message, ParsedHandshake, Range, Stream};
-use super::{AccessPolicy, Config, LeaseRange, LinkId, Memory, Mode, PeerId, PeerLimits, Remote, Status, TrailingList, wire_id};
+use super::{AccessPolicy, Config, LeaseRange, LinkId, Memory, Mode, PeerId, PeerLimits, Remote, Status, wire_id};
 use crate::fuzzing::script::read_all;
 pub(crate) use seeds::seeds;
 use steps::*;
@@ -296,8 +296,8 @@ impl Scene {
             AdversaryMessage::IdleAgreed => (Message::IdleAgreed, &BODY[..0]),
             AdversaryMessage::InUse => (Message::InUse, &BODY[..0]),
             AdversaryMessage::List { call, is_answer, head, width } => {
-                let list = TrailingList { head: self.number(head), width: *width };
-                (Message::List { call: self.number(call), is_answer: *is_answer, list }, &BODY[..0])
+                let (call, head) = (self.number(call), self.number(head));
+                (Message::List { call, is_answer: *is_answer, head, width: *width }, &BODY[..0])
             }
             AdversaryMessage::RandomBytes { bytes } => return bytes.clone(),
             AdversaryMessage::Framed { bytes, head } => return super::fuzzing::framed(bytes, *head),
