@@ -44,7 +44,7 @@ fn false_lists_change_no_value() {
     let _watchdog = Watchdog::start("lists::false_lists_change_no_value");
     let scene = Scene::new();
     let begin = std::time::Instant::now();
-    let value: Vec<u8> = (0..250_000u64).map(|n| (n * n >> 7) as u8).collect();
+    let value: Vec<u8> = (0..250_000u64).map(|n| ((n * n) >> 7) as u8).collect();
     let arguments = ("key".to_owned(), value);
     let body = postcard::to_stdvec(&arguments).unwrap();
     let (len, head) = (body.len() as u64, (body.len() - arguments.1.len()) as u64);
