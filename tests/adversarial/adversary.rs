@@ -27,8 +27,6 @@ pub struct Adversary {
     pub streamed: Vec<u8>,
     handshake_done: bool,
     pub next_call: u64,
-    /// Used by the tests of lists.
-    pub has_declared: bool,
     /// The victim's own operations with the adversary.
     pub call: u64,
     pub pull: u64,
@@ -47,7 +45,6 @@ impl Adversary {
             streamed: Vec::new(),
             handshake_done: false,
             next_call: (1 << 40) + 1_000_000,
-            has_declared: false,
             call: 0,
             pull: 0,
             push: 0,

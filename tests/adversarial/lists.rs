@@ -14,14 +14,13 @@ pub fn digest(key: &str, value: &[u8]) -> u64 {
 /// The number by which it declares the procedure: what is learnt of a declaration lasts as long as the connection.
 const NUMBER: u32 = 9;
 
-fn put(adversary: &mut Adversary, lists: &[(u64, bool, u64, u8)], body: &[u8]) -> u64 {
+fn put(adversary: &mut Adversary, is_first: bool, lists: &[(u64, bool, u64, u8)], body: &[u8]) -> u64 {
     adversary.next_call += 1;
     let call = adversary.next_call;
     for (before, is_answer, head, width) in lists {
         let call = call.wrapping_sub(*before);
         adversary.tell(&Message::List { call, is_answer: *is_answer, head: *head, width: *width }, &[]);
     }
-    let is_first = !std::mem::replace(&mut adversary.has_declared, true);
     let declaration = is_first.then(|| ("put".to_owned(), vec![ANYTHING]));
     let request = Message::Request {
         call,
@@ -61,8 +60,8 @@ fn false_lists_change_no_value() {
                 &[(1, false, at, width), (0, true, at, width)],
                 &[(0, false, head, 1), (0, false, at, width)],
             ];
-            for lists in told {
-                let call = put(&mut adversary, lists, &body);
+            for (number, lists) in told.into_iter().enumerate() {
+                let call = put(&mut adversary, number == 0, lists, &body);
                 let answer: u64 = postcard::from_bytes(&adversary.answer(call).unwrap()).unwrap();
                 assert_eq!(answer, digest(&arguments.0, &arguments.1), "{lists:?}");
             }
