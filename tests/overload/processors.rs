@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use calomel::{Engine, Request};
 
 /// In so many calls in a row caller and handler must be on processors of their own.
-const CALLS: usize = 200;
+const CALLS: usize = 100;
 /// So few that the engines do not try to part while they are bound.
 const BOUND_CALLS: usize = 3;
-/// Within which they part mostly, and always: another program may have the idle processor for a moment.
-const PARTED: [Duration; 2] = [Duration::from_millis(8), Duration::from_secs(2)];
+/// Within which they part mostly, and always: another program may have the idle processor for a moment. The time of the calls that
+/// show it does not count, since it is the machine's.
+const PARTED: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(2)];
 
 fn processor() -> i32 {
     // SAFETY: it takes nothing and touches nothing.
@@ -57,12 +58,16 @@ fn threads_that_share_a_processor_part(listen: &str) {
         assert_eq!(shared, BOUND_CALLS, "all threads are bound to one processor");
         set_affinity(&all);
         let begin = Instant::now();
-        let mut apart = 0;
+        let (mut shared, mut apart) = (Duration::ZERO, 0);
         while apart < CALLS {
-            apart = if handled_on.call(&()).unwrap() == processor() { 0 } else { apart + 1 };
+            if handled_on.call(&()).unwrap() == processor() {
+                (shared, apart) = (begin.elapsed(), 0);
+            } else {
+                apart += 1;
+            }
             assert!(begin.elapsed() < PARTED[1], "caller and handler share a processor");
         }
-        took.push(begin.elapsed());
+        took.push(shared);
     }
     took.sort();
     let median = took[took.len() / 2];
