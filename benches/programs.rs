@@ -101,6 +101,7 @@ fn measure(plan: &Plan) -> Outcome {
         list(plan, &mut report, &site, Goal::TimeAtMost(1.5), (0..LIST / 4).map(|n| n as f32).collect::<Vec<f32>>())?;
         list(plan, &mut report, &site, Goal::TimeAtMost(1.5), (0..LIST / 8).map(|n| n as f64).collect::<Vec<f64>>())?;
         list(plan, &mut report, &site, Goal::TimeAtMost(2.0), (0..LIST as u64 / 8).collect::<Vec<u64>>())?;
+        hashes(plan, &mut report, &site)?;
         list(plan, &mut report, &site, Goal::TimeAtMost(1.5), vec![[0.5, 1.0, 2.0]; LIST / 24])?;
         list(plan, &mut report, &site, Goal::None, (0..LIST as u64 / 64).map(particle).collect::<Vec<Particle>>())?;
         result(plan, &mut report, &site, LIST, 300)?;
@@ -116,15 +117,39 @@ fn measure(plan: &Plan) -> Outcome {
 
 /// Beside a `String` of as many bytes.
 fn list<T: Serialize>(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, goal: Goal, list: Vec<T>) -> Outcome {
+    lists(plan, report, site, goal, &list_name::<T>(), &[list])
+}
+
+/// Numbers whose length on the wire can't be foreseen, as those of hashes and identifiers; other ones in each call.
+fn hashes(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
+    let mut last = 1u64;
+    let mut hash = || {
+        last = last.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        last ^ last >> 32
+    };
+    let hashes: [Vec<u64>; 16] = std::array::from_fn(|_| (0..LIST / 8).map(|_| hash()).collect());
+    lists(plan, report, site, Goal::TimeAtMost(2.0), "Vec<u64> of hashes", &hashes)
+}
+
+/// One of these lists after the other.
+fn lists<T: Serialize>(
+    plan: &Plan,
+    report: &mut Report<'_>,
+    site: &Site<'_>,
+    goal: Goal,
+    name: &str,
+    lists: &[Vec<T>],
+) -> Outcome {
     let count = plan.count(300);
-    let name = list_name::<T>();
-    let take: Procedure<Vec<T>, usize> = site.client.procedure(&name);
+    let take: Procedure<Vec<T>, usize> = site.client.procedure(&list_name::<T>());
     let text: Procedure<str, usize> = site.client.procedure("text");
     let (take, text) = (take.on(&site.peer), text.on(&site.peer));
     let string = "a".repeat(LIST);
+    let mut lists = lists.iter().cycle();
+    let mut next = || lists.next().expect("there is a list");
     let (ours, plain) = interleave(
         plan,
-        |samples| Ok(timed(count / 10, count, samples, || take.call(&list).map(drop))?),
+        |samples| Ok(timed(count / 10, count, samples, || take.call(next()).map(drop))?),
         |samples| Ok(timed(count / 10, count, samples, || text.call(&string).map(drop))?),
     )?;
     let name = format!("{}: RPC with 64 KiB as {name}", site.name());

@@ -26,7 +26,7 @@ use serde::de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visit
 use super::flat::{self, is_serdes_own};
 use crate::copy;
 use crate::memory::ReceivedMessage;
-use crate::shape::{PlainDecoder, Verdicts, decode_array, is_plain_array, plain_decoder};
+use crate::shape::{PlainDecoder, Verdicts, decode_array, decode_number, is_plain_array, plain_decoder, unzigzag};
 use crate::text::beginning;
 
 /// Maximum nesting depth. A thread's stack of 2 MiB has 16 KiB for each; an enum with thirteen fields takes 8 KiB in a
@@ -303,7 +303,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
     #[inline]
     fn decode_length(&mut self) -> Decoded<usize> {
         self.check_stack()?;
-        let length: usize = self.primitive()?;
+        let length = self.number::<{ usize::BITS }>()? as usize;
         match self.elements.checked_sub(length) {
             Some(elements) => {
                 self.elements = elements;
@@ -320,6 +320,12 @@ impl<'de, 'm> Bounded<'de, 'm> {
     #[inline]
     fn primitive<T: Deserialize<'de>>(&mut self) -> Decoded<T> {
         T::deserialize(&mut self.postcard).map_err(|error| self.refuse(error))
+    }
+
+    /// Decodes a number of at most so many bits.
+    #[inline]
+    fn number<const BITS: u32>(&mut self) -> Decoded<u64> {
+        self.decode_by(decode_number::<BITS>)
     }
 
     /// Decodes a text or some bytes that the value will own.
@@ -382,22 +388,19 @@ impl<'de, 'm> Bounded<'de, 'm> {
         Ok(rest)
     }
 
-    /// Decodes a list of numbers or points as a whole.
-    fn decode_numbers<R>(&mut self, count: usize, plain: PlainDecoder<R>) -> Decoded<R> {
-        self.count(count.saturating_mul(plain.element_size))?;
+    /// Decodes what is at the front of the bytes.
+    #[inline]
+    fn decode_by<T>(&mut self, decode: impl FnOnce(&mut &'de [u8]) -> postcard::Result<T>) -> Decoded<T> {
         let mut rest = self.rest()?;
-        let decoded = (plain.decode)(count, &mut rest);
+        let decoded = decode(&mut rest);
         self.postcard = postcard::Deserializer::from_bytes(rest);
         decoded.map_err(|error| self.refuse(error))
     }
 
-    /// Decodes an array of bytes or floats as a whole.
-    #[inline]
-    fn decode_array<T>(&mut self) -> Decoded<T> {
-        let mut rest = self.rest()?;
-        let decoded = decode_array(&mut rest);
-        self.postcard = postcard::Deserializer::from_bytes(rest);
-        decoded.map_err(|error| self.refuse(error))
+    /// Decodes a list of numbers or points as a whole.
+    fn decode_numbers<R>(&mut self, count: usize, plain: PlainDecoder<R>) -> Decoded<R> {
+        self.count(count.saturating_mul(plain.element_size))?;
+        self.decode_by(|rest| (plain.decode)(count, rest))
     }
 
     /// Decodes an element by [`flat`], if it can.
@@ -455,10 +458,11 @@ fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: postcard::Result
 }
 
 macro_rules! primitives {
-    ($($method:ident $visit:ident($type:ty);)*) => {$(
+    ($($method:ident $visit:ident |$inside:ident| $value:expr;)*) => {$(
         #[inline]
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Decoded<V::Value> {
-            visitor.$visit(self.primitive::<$type>()?)
+            let $inside = self;
+            visitor.$visit($value)
         }
     )*};
 }
@@ -477,22 +481,22 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     type Error = Undecodable;
 
     primitives! {
-        deserialize_bool visit_bool(bool);
-        deserialize_i8 visit_i8(i8);
-        deserialize_i16 visit_i16(i16);
-        deserialize_i32 visit_i32(i32);
-        deserialize_i64 visit_i64(i64);
-        deserialize_i128 visit_i128(i128);
-        deserialize_u8 visit_u8(u8);
-        deserialize_u16 visit_u16(u16);
-        deserialize_u32 visit_u32(u32);
-        deserialize_u64 visit_u64(u64);
-        deserialize_u128 visit_u128(u128);
-        deserialize_f32 visit_f32(f32);
-        deserialize_f64 visit_f64(f64);
-        deserialize_char visit_char(char);
-        deserialize_str visit_borrowed_str(&'de str);
-        deserialize_bytes visit_borrowed_bytes(&'de [u8]);
+        deserialize_bool visit_bool |inside| inside.primitive()?;
+        deserialize_i8 visit_i8 |inside| inside.primitive()?;
+        deserialize_i16 visit_i16 |inside| unzigzag(inside.number::<16>()?) as i16;
+        deserialize_i32 visit_i32 |inside| unzigzag(inside.number::<32>()?) as i32;
+        deserialize_i64 visit_i64 |inside| unzigzag(inside.number::<64>()?);
+        deserialize_i128 visit_i128 |inside| inside.primitive()?;
+        deserialize_u8 visit_u8 |inside| inside.primitive()?;
+        deserialize_u16 visit_u16 |inside| inside.number::<16>()? as u16;
+        deserialize_u32 visit_u32 |inside| inside.number::<32>()? as u32;
+        deserialize_u64 visit_u64 |inside| inside.number::<64>()?;
+        deserialize_u128 visit_u128 |inside| inside.primitive()?;
+        deserialize_f32 visit_f32 |inside| inside.primitive()?;
+        deserialize_f64 visit_f64 |inside| inside.primitive()?;
+        deserialize_char visit_char |inside| inside.primitive()?;
+        deserialize_str visit_borrowed_str |inside| inside.primitive()?;
+        deserialize_bytes visit_borrowed_bytes |inside| inside.primitive()?;
     }
 
     reject_as_undescribed! { deserialize_any deserialize_identifier deserialize_ignored_any }
@@ -574,7 +578,7 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Decoded<V::Value> {
         // Not in a closure that others have, nor inlined always: where nothing is optimized, a level would take more stack for it.
         if is_serdes_own::<V>() && is_plain_array::<V::Value>() {
-            return self.descend(Bounded::decode_array);
+            return self.descend(|inside| inside.decode_by(decode_array));
         }
         self.descend(|inside| visitor.visit_seq(BoundedElements::<_, IN_PLACE>::of::<V>(inside, left)))
     }
@@ -747,7 +751,7 @@ impl<'de> de::EnumAccess<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Decoded<(S::Value, Self)> {
-        let variant: u32 = self.primitive()?;
+        let variant = self.number::<{ u32::BITS }>()? as u32;
         // `#[serde(other)]` would accept the number, and leave the variant's content unread.
         if variant >= self.variants && self.variants > 0 {
             return Err(self.exceed(Bound::Variant(variant)));

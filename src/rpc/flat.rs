@@ -9,7 +9,7 @@ use std::fmt::{self, Display};
 
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
-use crate::shape::{decode_array, is_plain_array, stateless_seed, unzigzag};
+use crate::shape::{decode_array, decode_number, is_plain_array, stateless_seed, unzigzag};
 
 /// Levels of values within an element.
 const MAX_LEVELS: u32 = 8;
@@ -71,7 +71,8 @@ struct Flat<'de> {
     refused: bool,
 }
 
-macro_rules! numbers {
+/// Short numbers, whose length mostly is that of the last ones at their place.
+macro_rules! short_numbers {
     ($($ty:ident)*) => {$(
         #[inline]
         fn $ty(&mut self) -> FlatResult<$ty> {
@@ -107,7 +108,12 @@ impl<'de> Flat<'de> {
         Err(NotFlat)
     }
 
-    numbers! { u16 u32 u64 }
+    short_numbers! { u16 u32 }
+
+    #[inline]
+    fn u64(&mut self) -> FlatResult<u64> {
+        decode_number::<{ u64::BITS }>(&mut self.rest).or_else(|_| self.refuse())
+    }
 
     #[inline]
     fn array<T>(&mut self) -> FlatResult<T> {

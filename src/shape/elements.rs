@@ -15,7 +15,8 @@ use serde::ser::{self, Serialize, Serializer};
 
 use super::Leaf;
 use super::known::{self, KnownKind, KnownPart, KnownShape, NodeIndex, same};
-use super::plain::{self, LONGEST, encode_in_place, zigzag};
+use super::numbers::{LONGEST, encode_in_place, zigzag};
+use super::plain;
 use crate::copy;
 
 /// Where fewer in a row can be encoded here, or fit into the room, trying takes longer than it saves.
@@ -112,8 +113,7 @@ fn put_number(number: u64, room: &mut [u8]) -> Put<'_> {
     if number < 0x80 {
         return put([number as u8], room);
     }
-    let mut len = 0;
-    encode_in_place(number, room.first_chunk_mut::<LONGEST>().ok_or(Differs)?, &mut len);
+    let len = encode_in_place(number, room.first_chunk_mut::<LONGEST>().ok_or(Differs)?);
     Ok(&mut room[len..])
 }
 
@@ -248,7 +248,7 @@ impl<'k, 'o> Serializer for Context<'k, 'o> {
 
     #[inline]
     fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _name: &'static str, value: &T) -> Put<'o> {
-        value.serialize(self)
+        part(value, self)
     }
 
     #[inline]

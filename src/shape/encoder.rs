@@ -13,7 +13,8 @@ use super::Leaf;
 use super::elements::{self, MANY};
 use super::encode_error::{EncodeError, other_length, unknown_length};
 use super::known::{self, DONE, KnownKind, KnownPart, KnownShape, LEAVES, NodeIndex, same};
-use super::plain::{self, Plain, for_each_plain, zigzag};
+use super::numbers::{encode_u128, zigzag};
+use super::plain::{self, Plain, for_each_plain};
 use super::trailing::{EncodedList, note_encoded};
 use super::wire::encode_number;
 use crate::copy;
@@ -156,23 +157,7 @@ impl<'a> LookAhead<'a> {
     /// Encodes a part at a position.
     #[inline]
     fn part<T: Serialize + ?Sized>(&mut self, value: &T, at: NodeIndex) -> Result<(), EncodeError> {
-        match plain::array_of(value) {
-            None => value.serialize(Position { look_ahead: self, at, ty: type_name::<T>() }),
-            Some(array) => match self.whole_before(at, KnownKind::Tuple) {
-                Some([run]) if (run.number, run.at) == (array.count, known::leaf(array.of)) => {
-                    copy::append(array.bytes, self.out);
-                    Ok(())
-                }
-                _ => self.new_array(value, at),
-            },
-        }
-    }
-
-    /// Encodes an array whose type is not known yet.
-    #[cold]
-    #[inline(never)]
-    fn new_array<T: Serialize + ?Sized>(&mut self, value: &T, at: NodeIndex) -> Result<(), EncodeError> {
-        value.serialize(Position { look_ahead: self, at, ty: type_name::<T>() })
+        Position { look_ahead: self, at, ty: type_name::<T>() }.value(value)
     }
 
     /// The parts that were known before this value, if the position is of this kind. Extending does not change them.
@@ -295,6 +280,28 @@ struct Position<'l, 'a> {
 }
 
 impl<'l, 'a> Position<'l, 'a> {
+    /// Encodes the value that is there.
+    #[inline]
+    fn value<T: Serialize + ?Sized>(self, value: &T) -> Result<(), EncodeError> {
+        match plain::array_of(value) {
+            None => value.serialize(self),
+            Some(array) => match self.look_ahead.whole_before(self.at, KnownKind::Tuple) {
+                Some([run]) if (run.number, run.at) == (array.count, known::leaf(array.of)) => {
+                    copy::append(array.bytes, self.look_ahead.out);
+                    Ok(())
+                }
+                _ => self.new_array(value),
+            },
+        }
+    }
+
+    /// Encodes an array whose type is not known yet.
+    #[cold]
+    #[inline(never)]
+    fn new_array<T: Serialize + ?Sized>(self, value: &T) -> Result<(), EncodeError> {
+        value.serialize(self)
+    }
+
     #[inline]
     fn leaf(&mut self, leaf: Leaf) {
         if self.at != known::leaf(leaf) {
@@ -364,14 +371,6 @@ macro_rules! leaves {
             Ok(())
         })*
     };
-}
-
-fn encode_u128(mut value: u128, out: &mut Vec<u8>) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
 }
 
 #[inline]
@@ -452,7 +451,7 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
 
     #[inline]
     fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _name: &'static str, value: &T) -> Result<(), EncodeError> {
-        value.serialize(self)
+        self.value(value)
     }
 
     #[inline]

@@ -5,6 +5,8 @@
 //! | `mod.rs` | the shape of a type or of values as a tree, and which values fit which type |
 //! | `encoder.rs` | encodes values, and records what they show of their type |
 //! | `elements.rs` | encodes elements of lists that show nothing new |
+//! | `plain.rs` | lists of numbers, points and keys, and arrays, as a whole |
+//! | `numbers.rs` | numbers on the wire |
 //! | `encode_error.rs` | why values can't be encoded |
 //! | `known.rs` | what values have shown so far |
 //! | `of_type.rs` | a `Deserializer` that synthesizes values, run many times: the shape of a receiver's type |
@@ -21,6 +23,7 @@ mod encoder;
 mod graph;
 mod knowledge;
 mod known;
+mod numbers;
 mod of_type;
 mod plain;
 #[cfg(all(test, not(few_tests)))]
@@ -40,7 +43,8 @@ use serde::Deserialize;
 use crate::text::clipped;
 
 pub(crate) use knowledge::{DeclarationNumbers, Declared, Encoded, Knowledge, Mismatch, Receiver, Receivers, Verdicts};
-pub(crate) use plain::{InPlace, PlainDecoder, decode_array, decoder as plain_decoder, is_plain_array, stateless_seed, unzigzag};
+pub(crate) use numbers::{decode_number, unzigzag};
+pub(crate) use plain::{InPlace, PlainDecoder, decode_array, decoder as plain_decoder, is_plain_array, stateless_seed};
 pub(crate) use trailing::trailing_list;
 
 /// Deeper parts are unknown. Also bounds the recursion of everything that walks a shape.

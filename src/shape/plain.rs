@@ -20,6 +20,7 @@ use serde::forward_to_deserialize_any;
 use serde::ser::{Serialize, Serializer};
 
 use super::Leaf;
+use super::numbers::{LONGEST, decode_numbers, encode_numbers, unzigzag, zigzag};
 use super::wire::encode_number;
 use crate::copy;
 use crate::payload::TrailingList;
@@ -152,121 +153,6 @@ impl Plain for bool {
     }
 }
 
-/// Numbers that are encoded before their bytes are copied into the message.
-const BLOCK: usize = 32;
-/// Numbers that are encoded together, if all take two bytes or all take one; and those of one byte that are decoded together.
-const FOUR: usize = 4;
-const EIGHT: usize = 8;
-/// Most bytes of a number.
-pub(super) const LONGEST: usize = 10;
-/// The bit of each byte that says whether another one follows.
-const MORE: u64 = 0x8080_8080_8080_8080;
-/// These bits of four numbers of two bytes each.
-const PAIRS: u64 = 0x0080_0080_0080_0080;
-/// Of a number below 2^14 in 16 bits, four of them in a word: its upper seven bits.
-const UPPER: u64 = 0x3f80_3f80_3f80_3f80;
-const LOWER: u64 = 0x007f_007f_007f_007f;
-/// The bit behind these 14.
-const BEYOND: u64 = 0x4000_4000_4000_4000;
-
-/// Spreads 56 bits over eight bytes, seven to each.
-#[inline]
-fn spread(number: u64) -> u64 {
-    let spread = (number & 0x0000_0000_0fff_ffff) | (number & 0x00ff_ffff_f000_0000) << 4;
-    let spread = (spread & 0x0000_3fff_0000_3fff) | (spread & 0x0fff_c000_0fff_c000) << 2;
-    (spread & LOWER) | (spread & UPPER) << 1
-}
-
-/// Puts numbers into a word, so many bits for each.
-#[inline]
-fn packed(numbers: [u64; FOUR], bits: u32) -> u64 {
-    numbers[0] | numbers[1] << bits | numbers[2] << (2 * bits) | numbers[3] << (3 * bits)
-}
-
-fn encode_numbers<T: Copy>(elements: &[T], to_wire: impl Fn(T) -> u64, out: &mut Vec<u8>) {
-    out.reserve(elements.len());
-    let mut bytes = [0; BLOCK * LONGEST];
-    for block in elements.chunks(BLOCK) {
-        let mut len = 0;
-        let (fours, rest) = block.as_chunks::<FOUR>();
-        for four in fours {
-            // Neighbours are mostly alike: numbers that all take a byte, or all take two.
-            let numbers = four.map(&to_wire);
-            let all = numbers[0] | numbers[1] | numbers[2] | numbers[3];
-            if all < 1 << 14 {
-                let pairs = packed(numbers, 16);
-                if (pairs + UPPER) & BEYOND == BEYOND {
-                    let pairs = (pairs & LOWER) | PAIRS | (pairs & UPPER) << 1;
-                    bytes[len..len + 2 * FOUR].copy_from_slice(&pairs.to_le_bytes());
-                    len += 2 * FOUR;
-                    continue;
-                }
-                if all < 1 << 7 {
-                    bytes[len..len + FOUR].copy_from_slice(&(packed(numbers, 8) as u32).to_le_bytes());
-                    len += FOUR;
-                    continue;
-                }
-            }
-            numbers.into_iter().for_each(|number| encode_in_place(number, &mut bytes, &mut len));
-        }
-        rest.iter().for_each(|element| encode_in_place(to_wire(*element), &mut bytes, &mut len));
-        out.extend_from_slice(&bytes[..len]);
-    }
-}
-
-/// Encodes a number at `len`, with room for [`LONGEST`] bytes there, of which some may be overwritten by the next.
-#[inline]
-pub(super) fn encode_in_place<const N: usize>(mut number: u64, bytes: &mut [u8; N], len: &mut usize) {
-    while number >= 1 << 56 {
-        bytes[*len] = number as u8 | 0x80;
-        number >>= 7;
-        *len += 1;
-    }
-    let last = (u64::BITS - 1 - (number | 1).leading_zeros()) / 7;
-    let more = MORE & ((1 << (8 * last)) - 1);
-    bytes[*len..*len + 8].copy_from_slice(&(spread(number) | more).to_le_bytes());
-    *len += last as usize + 1;
-}
-
-/// A number of at most `bits` bits, as postcard decodes it.
-#[inline]
-fn decode_number(bits: u32, rest: &mut &[u8]) -> Result<u64> {
-    let mut number = 0;
-    for shift in (0..bits).step_by(7) {
-        let byte = *rest.split_off_first().ok_or(Error::DeserializeUnexpectedEnd)?;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            let fits = shift + 7 <= bits || u32::from(byte) >> (bits - shift) == 0;
-            return if fits { Ok(number) } else { Err(Error::DeserializeBadVarint) };
-        }
-    }
-    Err(Error::DeserializeBadVarint)
-}
-
-fn decode_numbers<T: Copy>(bits: u32, count: usize, rest: &mut &[u8], from_wire: impl Fn(u64) -> T) -> Result<Vec<T>> {
-    let mut elements = Vec::with_capacity(count);
-    let mut from = *rest;
-    while let Some(left) = count.checked_sub(elements.len()).filter(|left| *left > 0) {
-        if let Some((bytes, behind)) = from.split_first_chunk::<EIGHT>().filter(|_| left >= EIGHT) {
-            let word = u64::from_le_bytes(*bytes);
-            if word & MORE == PAIRS {
-                let pairs = (word & LOWER) | (word >> 1) & UPPER;
-                elements.extend_from_slice(&[0, 16, 32, 48].map(|shift| from_wire((pairs >> shift) & 0xffff)));
-                from = behind;
-                continue;
-            }
-            if word & MORE == 0 {
-                elements.extend_from_slice(&bytes.map(|byte| from_wire(byte.into())));
-                from = behind;
-                continue;
-            }
-        }
-        elements.push(from_wire(decode_number(bits, &mut from)?));
-    }
-    *rest = from;
-    Ok(elements)
-}
-
 macro_rules! numbers {
     ($($ty:ty: $to_wire:expr, $from_wire:expr;)*) => {$(
         impl Plain for $ty {
@@ -277,21 +163,10 @@ macro_rules! numbers {
             }
 
             fn decode(count: usize, rest: &mut &[u8]) -> Result<Vec<$ty>> {
-                decode_numbers(<$ty>::BITS, count, rest, $from_wire)
+                decode_numbers::<{ <$ty>::BITS }, _>(count, rest, $from_wire)
             }
         }
     )*};
-}
-
-/// Zigzag encoding, which keeps small negative numbers short.
-#[inline]
-pub(super) fn zigzag(value: i64) -> u64 {
-    ((value << 1) ^ (value >> 63)) as u64
-}
-
-#[inline]
-pub(crate) fn unzigzag(number: u64) -> i64 {
-    (number >> 1) as i64 ^ -((number & 1) as i64)
 }
 
 numbers! {

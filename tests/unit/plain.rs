@@ -212,7 +212,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneByOne<T> {
     }
 }
 
-/// Checks an array alone, as a field behind and before others, within others, and in a list.
+#[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
+struct Newtype<A>(A);
+
+/// Checks an array alone, as a field behind and before others, within others, in a list, and in a newtype.
 fn check_array<T, const N: usize>(array: [T; N])
 where
     T: Copy + Serialize + DeserializeOwned,
@@ -225,6 +228,11 @@ where
     let bytes = encode(&array);
     assert_eq!(bytes, postcard::to_stdvec(&array).unwrap());
     assert_eq!(encode(&(1u8, array, true)), [&[1], &bytes[..], &[1]].concat());
+    let keys = vec![Newtype(Newtype(array)); 20];
+    assert_eq!(encode(&keys), postcard::to_stdvec(&keys).unwrap());
+    assert_eq!(Shape::of_value(&keys), Shape::of_value(&vec![alone; 20]));
+    let again = decode::<Vec<Newtype<Newtype<[T; N]>>>>(&encode(&keys)).unwrap();
+    assert_eq!(encode(&again), encode(&keys));
     let list = (vec![Some([array; 2])], Box::new(array), [array.to_vec(), vec![]]);
     assert_eq!(encode(&list), postcard::to_stdvec(&list).unwrap());
     assert_eq!(Shape::of_value(&array), Shape::of_value(&alone));
@@ -378,9 +386,16 @@ fn visitor_of_a_type_of_its_own_visits_the_elements() {
     assert!(!decoder_is_used::<Reversed>());
 }
 
+/// Whether lists of it, lists of more than it, and values by themselves are decoded as postcard does.
 fn compare<T: Plain + Serialize + DeserializeOwned + Debug>(bytes: &[u8]) {
-    let ours = decode::<(Vec<T>, Vec<T>)>(bytes);
-    match postcard::take_from_bytes::<(Vec<T>, Vec<T>)>(bytes) {
+    compare_as::<(Vec<T>, Vec<T>)>(bytes);
+    compare_as::<Vec<(T, bool, T)>>(bytes);
+    compare_as::<(u8, T, String, T)>(bytes);
+}
+
+fn compare_as<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) {
+    let ours = decode::<T>(bytes);
+    match postcard::take_from_bytes::<T>(bytes) {
         Ok((theirs, rest)) => {
             assert_eq!(ours.is_ok(), rest.is_empty(), "{ours:?}");
             if let Ok(ours) = ours {
@@ -423,5 +438,20 @@ proptest! {
         prop_assert_eq!(encode(&signed), postcard::to_stdvec(&signed).unwrap());
         let short: Vec<i16> = list.iter().map(|number| *number as i16).collect();
         prop_assert_eq!(encode(&short), postcard::to_stdvec(&short).unwrap());
+    }
+
+    /// Each number at each distance from the end, and one bit of it changed.
+    #[test]
+    fn any_number_is_decoded_as_postcard_does(number: u64, bits in 0u32..=64, behind in 0usize..12, flipped in 0usize..160) {
+        let number = number.unbounded_shr(64 - bits);
+        let mut bytes = postcard::to_stdvec(&[vec![number], vec![1; behind]]).unwrap();
+        for _ in 0..2 {
+            compare::<u16>(&bytes);
+            compare::<u32>(&bytes);
+            compare::<u64>(&bytes);
+            compare::<i64>(&bytes);
+            let len = bytes.len();
+            bytes[(flipped / 8) % len] ^= 1 << (flipped % 8);
+        }
     }
 }
