@@ -115,23 +115,22 @@ fn measure(plan: &Plan) -> Outcome {
     Ok(())
 }
 
-/// Beside a `String` of as many bytes.
 fn list<T: Serialize>(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, goal: Goal, list: Vec<T>) -> Outcome {
     lists(plan, report, site, goal, &list_name::<T>(), &[list])
 }
 
-/// Numbers whose length on the wire can't be foreseen, as those of hashes and identifiers; other ones in each call.
+/// Numbers whose length on the wire can't be foreseen: nine bytes or ten. Other ones in each call.
 fn hashes(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     let mut last = 1u64;
     let mut hash = || {
         last = last.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        last ^ last >> 32
+        last ^ (last >> 32)
     };
     let hashes: [Vec<u64>; 16] = std::array::from_fn(|_| (0..LIST / 8).map(|_| hash()).collect());
     lists(plan, report, site, Goal::TimeAtMost(2.0), "Vec<u64> of hashes", &hashes)
 }
 
-/// One of these lists after the other.
+/// One of these lists after the other, beside a `String` of as many bytes as each takes in memory.
 fn lists<T: Serialize>(
     plan: &Plan,
     report: &mut Report<'_>,

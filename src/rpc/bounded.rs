@@ -10,9 +10,9 @@
 //! characters of a string do not count: they take as much in the message.) Beyond [`free_memory`], the caller has to grant more,
 //! or decoding fails.
 //!
-//! Postcard itself decodes primitive values. A `Vec` of numbers or points is decoded as a whole, by [`plain_decoder`], and elements
-//! in which there is nothing to account for by [`flat`]. Other compound values are decoded here, by postcard's wire format 1.0: a
-//! tuple or struct is its fields, a sequence or map its length and its elements, an option a byte, an enum the number of its variant.
+//! Postcard itself decodes primitive values, but for numbers of 16 to 64 bits. A `Vec` of numbers or points is decoded as a whole, by
+//! [`plain_decoder`], and elements in which there is nothing to account for by [`flat`]. The rest is decoded here, by postcard's wire
+//! format 1.0: a tuple or struct is its fields, a sequence or map its length and its elements, an option a byte, an enum a number.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -316,7 +316,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
         }
     }
 
-    /// Decodes a primitive value.
+    /// Decodes a primitive value by postcard.
     #[inline]
     fn primitive<T: Deserialize<'de>>(&mut self) -> Decoded<T> {
         T::deserialize(&mut self.postcard).map_err(|error| self.refuse(error))
@@ -340,7 +340,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
     #[cold]
     fn take_bytes(&mut self) -> Decoded<Option<Vec<u8>>> {
         let before = self.rest()?;
-        let len: usize = self.primitive()?;
+        let len = self.number::<{ usize::BITS }>()? as usize;
         let is_all = self.rest()?.is_empty();
         let has_them = |apart: &Apart<'_>| apart.vector.downcast_ref().is_some_and(|bytes: &Vec<u8>| bytes.len() == len);
         if !is_all || !self.apart.as_ref().is_some_and(has_them) {

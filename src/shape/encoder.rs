@@ -13,10 +13,9 @@ use super::Leaf;
 use super::elements::{self, MANY};
 use super::encode_error::{EncodeError, other_length, unknown_length};
 use super::known::{self, DONE, KnownKind, KnownPart, KnownShape, LEAVES, NodeIndex, same};
-use super::numbers::{encode_u128, zigzag};
+use super::numbers::{encode_number, encode_u128, zigzag};
 use super::plain::{self, Plain, for_each_plain};
 use super::trailing::{EncodedList, note_encoded};
-use super::wire::encode_number;
 use crate::copy;
 use crate::payload::LONG_LIST;
 

@@ -1,6 +1,7 @@
 //! What the values of one type have shown of it: a tree of positions, which only grows.
 
-use super::wire::{encode_length, encode_name, encode_number};
+use super::numbers::encode_number;
+use super::wire::{encode_length, encode_name};
 use super::{Leaf, MAX_DEPTH, MAX_NODES, name, wire};
 
 /// A position: an index into the nodes. Parts have higher indices than their parents.

@@ -1,8 +1,9 @@
 //! Numbers as postcard has them: seven bits to a byte, the lowest first, and in each byte a bit that says whether another follows.
 //!
 //! How many bytes a number takes can rarely be foreseen: of hashes, identifiers and samples it varies from one to the next. Code
-//! that branches on it waits for wrong guesses of the processor, some 5 ns each. So a word is encoded and decoded at a time, and
-//! its length computed; only where neighbours are likely to be alike are there branches.
+//! that branches on it waits for wrong guesses of the processor, some 5 ns each. So elements of lists are encoded, and all numbers
+//! decoded, a word at a time, and their length is computed. Branches ask only for what neighbours are likely to have in common: that
+//! they take a byte, or two, or more than eight.
 
 use postcard::{Error, Result};
 
@@ -85,15 +86,25 @@ pub(super) fn encode_in_place(number: u64, room: &mut [u8]) -> usize {
     let [low @ .., next, last] = room.first_chunk_mut::<LONGEST>().expect("there is room for any number");
     let (number, high) = (number & ((1 << WORD_BITS) - 1), number >> WORD_BITS);
     if high == 0 {
-        let more = (u64::BITS - 1 - (number | 1).leading_zeros()) / 7;
-        *low = (spread(number) | MORE & ((1 << (8 * more)) - 1)).to_le_bytes();
-        more as usize + 1
+        let before_last = (u64::BITS - 1 - (number | 1).leading_zeros()) / 7;
+        *low = (spread(number) | MORE & ((1 << (8 * before_last)) - 1)).to_le_bytes();
+        before_last as usize + 1
     } else {
-        // The upper one of its bits takes a byte of its own, and is also the bit that says so.
+        // The number's bit 63 takes a tenth byte. As the upper bit of the ninth it also says that there is one.
         *low = (spread(number) | MORE).to_le_bytes();
         (*next, *last) = (high as u8, (high >> 7) as u8);
         9 + (high >> 7) as usize
     }
+}
+
+/// Encodes a number at the end of the bytes.
+#[inline]
+pub(super) fn encode_number(mut number: u64, out: &mut Vec<u8>) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
 }
 
 pub(super) fn encode_u128(mut value: u128, out: &mut Vec<u8>) {
@@ -112,7 +123,12 @@ pub(crate) fn decode_number<const BITS: u32>(rest: &mut &[u8]) -> Result<u64> {
         [byte @ ..0x80, ..] => (byte.into(), 1),
         _ => decode_longer::<BITS>(rest),
     };
-    *rest = rest.get(len..).ok_or_else(|| why_not::<BITS>(rest))?;
+    let Some(behind) = rest.get(len..) else {
+        let (error, behind) = refusal::<BITS>(rest);
+        *rest = behind;
+        return Err(error);
+    };
+    *rest = behind;
     Ok(number)
 }
 
@@ -126,12 +142,12 @@ fn decode_longer<const BITS: u32>(bytes: &[u8]) -> (u64, usize) {
         return (u64::from(low & 0x7f) | u64::from(*high) << 7, 2);
     }
     if let Some(bytes) = bytes.first_chunk() {
-        return decode_in_place::<BITS>(bytes);
+        return decode_word::<BITS>(bytes);
     }
     decode_bytes::<BITS>(bytes).unwrap_or_else(|_| no_number())
 }
 
-/// As `decode_longer`, where the bytes may end within the number, or have none.
+/// As `decode_longer`, also where the bytes end within the number.
 fn decode_bytes<const BITS: u32>(bytes: &[u8]) -> Result<(u64, usize)> {
     let mut number = 0;
     for (len, shift) in (1..).zip((0..BITS).step_by(7)) {
@@ -145,12 +161,15 @@ fn decode_bytes<const BITS: u32>(bytes: &[u8]) -> Result<(u64, usize)> {
     Err(Error::DeserializeBadVarint)
 }
 
+/// Why there is no number, and the bytes behind those that were read: a type may discard the error, and go on.
 #[cold]
-fn why_not<const BITS: u32>(bytes: &[u8]) -> Error {
-    decode_bytes::<BITS>(bytes).err().unwrap_or(Error::DeserializeBadVarint)
+fn refusal<const BITS: u32>(bytes: &[u8]) -> (Error, &[u8]) {
+    let error = decode_bytes::<BITS>(bytes).err().unwrap_or(Error::DeserializeBadVarint);
+    (error, bytes.get(BITS.div_ceil(7) as usize..).unwrap_or_default())
 }
 
-/// It is called, so that the processor foresees that it is not: a length that is computed with the number comes later.
+/// Called, and not a value that is selected: the processor guesses that it is not called, and goes on with the next number before it
+/// knows all of this one.
 #[cold]
 #[inline(never)]
 fn no_number() -> (u64, usize) {
@@ -159,21 +178,22 @@ fn no_number() -> (u64, usize) {
 
 /// As `decode_longer`. A number need not take the fewest bytes.
 #[inline]
-fn decode_in_place<const BITS: u32>(bytes: &[u8; LONGEST]) -> (u64, usize) {
+fn decode_word<const BITS: u32>(bytes: &[u8; LONGEST]) -> (u64, usize) {
+    const { assert!(matches!(BITS, 16 | 32 | 64)) }
     let [low @ .., next, last] = bytes;
     let most = BITS.div_ceil(7).min(8);
     let word = u64::from_le_bytes(*low);
     let ends = !word & MORE;
     let (number, len, fits) = if BITS <= WORD_BITS || ends != 0 {
         // Where no byte is the last one, this finds the eighth, which is too many for so few bits.
-        let more = (ends | 1 << 63).trailing_zeros() & !7;
-        let number = gathered(word & (u64::MAX >> (WORD_BITS - more)) & (u64::MAX >> (64 - 8 * most)));
-        (number, more as usize / 8 + 1, BITS > WORD_BITS || more < 8 * most && number >> BITS == 0)
+        let before_last = (ends | 1 << 63).trailing_zeros() & !7;
+        let number = gathered(word & (u64::MAX >> (WORD_BITS - before_last)) & (u64::MAX >> (64 - 8 * most)));
+        (number, before_last as usize / 8 + 1, BITS > WORD_BITS || before_last < 8 * most && number >> BITS == 0)
     } else {
-        let more = next >> 7;
-        let last = last & more.wrapping_neg();
+        let has_tenth = next >> 7;
+        let last = last & has_tenth.wrapping_neg();
         let number = gathered(word) | u64::from(next & 0x7f) << WORD_BITS | u64::from(last) << (WORD_BITS + 7);
-        (number, 9 + usize::from(more), last <= 1)
+        (number, 9 + usize::from(has_tenth), last <= 1)
     };
     if fits { (number, len) } else { no_number() }
 }
@@ -201,10 +221,10 @@ pub(super) fn decode_numbers<const BITS: u32, T: Copy>(
             }
         }
         let (number, len) = match from.first_chunk() {
-            Some(bytes) => decode_in_place::<BITS>(bytes),
+            Some(bytes) => decode_word::<BITS>(bytes),
             None => decode_longer::<BITS>(from),
         };
-        from = from.get(len..).ok_or_else(|| why_not::<BITS>(from))?;
+        from = from.get(len..).ok_or_else(|| refusal::<BITS>(from).0)?;
         elements.push(from_wire(number));
     }
     *rest = from;

@@ -20,8 +20,7 @@ use serde::forward_to_deserialize_any;
 use serde::ser::{Serialize, Serializer};
 
 use super::Leaf;
-use super::numbers::{LONGEST, decode_numbers, encode_numbers, unzigzag, zigzag};
-use super::wire::encode_number;
+use super::numbers::{LONGEST, decode_numbers, encode_number, encode_numbers, unzigzag, zigzag};
 use crate::copy;
 use crate::payload::TrailingList;
 

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::numbers::encode_number;
 use super::{Field, Leaf, MAX_DEPTH, MAX_NAME, MAX_NODES, Name, Run, Shape, Variant};
 
 // Leaves may become more, up to here, without a change of what is written today.
@@ -74,15 +75,6 @@ impl Shape {
         let shape = reader.shape(0)?;
         reader.bytes.is_empty().then_some(shape)
     }
-}
-
-#[inline]
-pub(super) fn encode_number(mut number: u64, out: &mut Vec<u8>) {
-    while number >= 0x80 {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push(number as u8);
 }
 
 /// For lengths that [`MAX_NODES`] or [`MAX_NAME`] bounds.

@@ -176,6 +176,48 @@ fn errors_that_an_element_discards_are_not_forgotten() {
     assert_eq!(error::<Vec<Lenient<Option<CatchAll>>>>(&[2, 1, 0, 1, 9]), "variant 9 is none of the type's (5 bytes)");
 }
 
+/// Too long, too large and cut ones, too, and at each distance from the end: as all of a list, as fields, and where their error is
+/// discarded.
+#[test]
+fn numbers_are_decoded_as_postcard_does() {
+    fn compare_as<T: Serialize + DeserializeOwned + Default>(number: &[u8], behind: u8) {
+        let rest = [&[behind][..], &vec![1; behind.into()]].concat();
+        compare::<(u8, T)>(&[&[0], number].concat());
+        compare::<(u8, T, Vec<u8>)>(&[&[0], number, &rest].concat());
+        compare::<Vec<T>>(&[&[1 + behind], number, &rest[1..]].concat());
+        let twice = [number, &[1], number].concat();
+        compare::<(Vec<(T, bool, T)>, Vec<u8>)>(&[&[2], &twice[..], &twice, &rest].concat());
+        compare::<(Lenient<T>, Vec<u8>)>(&[number, &rest].concat());
+        compare::<Vec<Lenient<T>>>(&[&[2 + behind], number, number, &rest[1..]].concat());
+    }
+    fn compare_all(number: &[u8]) {
+        for behind in 0..=12 {
+            compare_as::<u16>(number, behind);
+            compare_as::<u32>(number, behind);
+            compare_as::<u64>(number, behind);
+            compare_as::<i16>(number, behind);
+            compare_as::<i32>(number, behind);
+            compare_as::<i64>(number, behind);
+            compare_as::<usize>(number, behind);
+        }
+    }
+    for bits in 0..u64::BITS {
+        for number in [1 << bits, (1 << bits) - 1, 0x9e37_79b9_7f4a_7c15_u64 >> bits] {
+            compare_all(&postcard::to_stdvec(&number).unwrap());
+        }
+    }
+    compare_all(&postcard::to_stdvec(&u64::MAX).unwrap());
+    for more in 0..=11 {
+        for byte in [0x80, 0xff] {
+            let bytes = vec![byte; more];
+            compare_all(&bytes);
+            for last in [0, 1, 2, 3, 4, 0x0f, 0x10, 0x7f] {
+                compare_all(&[&bytes[..], &[last]].concat());
+            }
+        }
+    }
+}
+
 /// With the levels that are left, not with those of its own.
 #[test]
 fn elements_may_be_as_deep_as_other_values() {
