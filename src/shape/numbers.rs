@@ -1,7 +1,7 @@
 //! Numbers as postcard has them: seven bits to a byte, the lowest first, and in each byte a bit that says whether another follows.
 //!
 //! How many bytes a number takes can rarely be foreseen: of hashes, identifiers and samples it varies from one to the next. Code
-//! that branches on it waits for wrong guesses of the processor, some 5 ns each. So elements of lists are encoded, and all numbers
+//! that branches on it waits for wrong guesses of the processor, some 5 ns each. So elements of lists are encoded, and most numbers
 //! decoded, a word at a time, and their length is computed. Branches ask only for what neighbours are likely to have in common: that
 //! they take a byte, or two, or more than eight.
 
@@ -107,6 +107,7 @@ pub(super) fn encode_number(mut number: u64, out: &mut Vec<u8>) {
     out.push(number as u8);
 }
 
+/// As `encode_number`.
 pub(super) fn encode_u128(mut value: u128, out: &mut Vec<u8>) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
